@@ -203,10 +203,11 @@ def column_indices(table: Release | RowsTable, names: Sequence[str], option: str
 
 
 def beside(release: Release, targets: Sequence[int]) -> tuple[int, ...]:
-    """Return the default regressors: all columns with weight that are not derived from the same columns as a target."""
+    """Return the default regressors: all columns with a known scale, but those derived from a target's columns."""
     names = {release.names[i] for i in targets}
     kin = {name for features in _features_of(release).values() if names & set(features) for name in features}
-    excluded = kin | names | set(release.blindly_scaled[1])
+    unseen, weightless = release.blindly_scaled  # their noise would take a ridge, which shrinks all slopes
+    excluded = kin | names | set(unseen) | set(weightless)
     return tuple(i for i, name in enumerate(release.names) if name not in excluded)
 
 

@@ -28,7 +28,10 @@ from dpdist.storage.store import AnyStore
 @grouped()
 @click.argument("release", type=STORE)
 @click.argument("model", type=STORE)
-@options(ComponentsOptions, "components_options")
+@options(
+    ComponentsOptions, "components_options",
+    changed={"components": {"required": False, "default": "auto", "show_default": True, "group": ""}},
+)  # fmt: skip
 @click.option(
     "--drop-first",
     is_flag=True,

@@ -108,7 +108,10 @@ def ledger_attest(ledger: LedgerAddress, fixed_beforehand: bool, as_json: bool) 
 @click.argument("ledger", type=LEDGER)
 @options(BudgetOptions, "budget_options")
 @click.option(
-    "--regardless-of-answers", is_flag=True, required=True, help="Required; the journal records the statement."
+    "--regardless-of-answers",
+    is_flag=True,
+    required=True,
+    help="State that no answer is the reason; the journal has it.",
 )
 @json_option
 def ledger_raise(

@@ -95,7 +95,8 @@ def ingest(
     value = _table_json(rows, table, fresh, str(address) if ingest_options.budget else None)
     message = _table_message(rows, table, "" if fresh else ", unchanged")
     message += budget_message(table, address)
-    if longest is not None:
+    needs_centre = table.schema is not None and (table.schema.centring or table.schema.dropping)
+    if longest is not None and not needs_centre:
         value["norm"] = norm
         message += f" By the schema no row has a norm above {longest}: --clip {longest} clips none."
     answer(as_json, value, message)
@@ -203,26 +204,33 @@ def release_command(
     values count as the centre of their column. Columns of text need --schema. The components of the correlation matrix
     are printed.
     """
-    request, table = request_from(request_options), None
+    request, of_file = request_from(request_options), None
     if isinstance(rows, Path) and rows.is_file():
         from dpdist.pipeline.table import rows_of_file  # noqa: PLC0415 - its readers are slow to import
 
         if ledger is not None:
             raise UsageError("The ledger of a file is next to it. Omit --ledger, or ingest the file first.")
-        table = rows_of_file(
-            rows, table_options.budget or request.loss, target=release, schema=table_options.schema,
+        budget = table_options.budget
+        if budget is not None and table_options.budget_delta is None:
+            budget = PrivacyLoss(budget.epsilon_micro, request.loss.delta_atto)
+        of_file = rows_of_file(
+            rows, request, budget=budget, target=release, schema=table_options.schema,
             header=table_options.header,
             owner=Owner(table_options.privacy_unit, table_options.max_rows, each_row_is_a_person),
             progress=BARS, say=say, cluster=cluster,
         )  # fmt: skip
+    elif isinstance(rows, Path) and not rows.exists() and rows.suffix not in {"", ".zarr"}:
+        raise DataError(f"{rows} does not exist. Check the name of the file.")
     elif each_row_is_a_person or any(getattr(table_options, name) is not None for name in _OF_FILE):
         raise UsageError(
             f"{rows} is not a file. --schema, --header, --person, --max-rows, --each-row-is-a-person and "
             "--budget-epsilon are for files; for rows they are options of dpdist ingest."
         )
-    outcome = release_rows(table.path if table else rows, release, request, ledger=ledger, cluster=cluster, say=say)
+    if of_file is not None:
+        rows, ledger = of_file.table.path, of_file.ledger
+    outcome = release_rows(rows, release, request, ledger=ledger, cluster=cluster, say=say)
     value, found = outcome.to_json(), ""
-    if table is not None:
+    if of_file is not None:
         try:
             components = correlation(outcome.release, None)
         except (BelowNoiseError, UsageError) as error:

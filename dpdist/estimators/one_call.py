@@ -7,15 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dpdist._util.frames import as_frame
+from dpdist._util.frames import as_frame, is_a
 from dpdist._util.text import counted
 from dpdist.errors import UsageError
+from dpdist.estimators.fit import request_of
 from dpdist.estimators.pca import PrivatePCA
 from dpdist.ingest.readers.base import UNNAMED
 from dpdist.naming import ESTIMATORS, naming
 from dpdist.pipeline.table import rows_of_file
 from dpdist.privacy.guarantee import Number, PrivacyLoss
-from dpdist.rows.automatic import TextColumns, schema_of_numbers
+from dpdist.rows.automatic import TextColumns, require_owner, schema_of_numbers
 from dpdist.rows.encoding import UnfitError, columns_of, is_text, types_of
 from dpdist.rows.schema import Schema
 from dpdist.rows.units import Owner
@@ -99,29 +100,33 @@ def private_pca(
     >>> random = np.random.default_rng(1)
     >>> size = random.normal(size=20_000)
     >>> frame = pd.DataFrame({"height": 170 + 9 * size, "weight": 70 + 9 * size + 6 * random.normal(size=20_000)})
-    >>> pca = dpdist.private_pca(frame, epsilon=1, delta=1e-6, n_components=1)
-    The table: 20000 rows of 2 columns. Each row is protected as a person.
+    >>> pca = dpdist.private_pca(frame, epsilon=1, delta=1e-6, n_components=1)  # doctest: +ELLIPSIS
+    The table: 20000 rows of 2 columns. Each row is protected as a person. Rows in memory have no ledger: keep ...
     >>> abs(pca.components_).round(1)
     array([[0.7, 0.7]])
     """
     owner = Owner(person, max_rows, each_row_is_a_person)
     with naming(ESTIMATORS):
         if isinstance(table, str | os.PathLike):
-            loss = PrivacyLoss.parse(
-                str(parameters.pop("budget_epsilon", epsilon)), str(parameters.pop("budget_delta", delta) or 0)
-            )
-            data: Any = rows_of_file(
-                Path(table), loss, schema=schema, header=header, owner=owner, say=say, cluster=parameters.get("cluster")
-            ).path
-        else:
-            data = _in_memory(table, schema, owner)
-            say(
-                f"The table: {counted(data.shape[0], 'row')} of {counted(data.shape[1], 'column')}. Each row is "
-                "protected as a person."
-            )
-            parameters = {"missing": "centre", **parameters}
+            budget = None
+            if "budget_epsilon" in parameters:
+                budget_delta = parameters.pop("budget_delta", None) or delta or 0
+                budget = PrivacyLoss.parse(str(parameters.pop("budget_epsilon")), str(budget_delta))
+            estimator = PrivatePCA(n_components, correlation=correlation, epsilon=epsilon, delta=delta, **parameters)
+            rows = rows_of_file(
+                Path(table), request_of(estimator), budget=budget, schema=schema, header=header, owner=owner, say=say,
+                cluster=estimator.cluster,
+            )  # fmt: skip
+            estimator.ledger = str(rows.ledger)
+            return estimator.fit(rows.table.path)
+        parameters = {"missing": "centre", **parameters}
         estimator = PrivatePCA(n_components, correlation=correlation, epsilon=epsilon, delta=delta, **parameters)
-    return estimator.fit(data)
+        data = _in_memory(table, schema, owner)
+        say(
+            f"The table: {counted(data.shape[0], 'row')} of {counted(data.shape[1], 'column')}. Each row is protected "
+            "as a person. Rows in memory have no ledger: keep the result, as a second call is another release."
+        )
+        return estimator.fit(data)
 
 
 def _in_memory(table: Any, schema: Any, owner: Owner) -> Any:
@@ -132,8 +137,11 @@ def _in_memory(table: Any, schema: Any, owner: Owner) -> Any:
             "its path."
         )
     frame = as_frame(table)
-    if not (hasattr(frame, "iloc") and hasattr(frame, "columns")):
+    if len(getattr(frame, "shape", ())) != 2:
+        raise UsageError("The table is a path, a DataFrame, or an array of two dimensions.", parameter="table")
+    if is_a(frame, "dask", "DataFrame") or not (hasattr(frame, "iloc") and hasattr(frame, "columns")):
         return frame
+    require_owner("The table", [str(name) for name in frame.index.names if name is not None], owner)
     if schema is None:
         kinds, found, mixed = types_of(frame), TextColumns(), set()
         for name in (name for name, kind in kinds.items() if is_text(kind)):

@@ -484,6 +484,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         facts = super()._facts()
         if hasattr(self, "components_"):
             facts |= {"components": self.n_components_, "above the noise": self.n_above_noise_}
+            facts |= {"columns below the noise": ", ".join(self.left_out_)} if self.left_out_ else {}
         return facts
 
     def _repr_html_(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -82,6 +83,10 @@ def plotted(pca: PrivatePCA, kind: str, component: int, axes: Any) -> Any:
     return axes
 
 
+def _is_known(pca: PrivatePCA, column: int) -> bool:
+    return pca.release_.names[column] not in pca.left_out_
+
+
 def _scree(pca: PrivatePCA, axes: Any) -> None:
     """Draw the whole spectrum: with the edge of the noise, or for correlations the shares that are known."""
     release = pca.release_
@@ -113,7 +118,8 @@ def _intervals(pca: PrivatePCA) -> Any:
 def _loadings(pca: PrivatePCA, component: int, axes: Any) -> None:
     vector, every = pca.components_[component], _intervals(pca)
     ends = np.full((len(vector), 2), np.nan) if every is None else every[component]
-    largest = np.argsort(-np.abs(vector), kind="stable")[:_NAMED][::-1]
+    known = [j for j in np.argsort(-np.abs(vector), kind="stable").tolist() if _is_known(pca, j)]
+    largest = np.array(known[:_NAMED][::-1])
     places = np.arange(len(largest))
     colours = np.where(vector[largest] > 0, "tab:orange", "tab:blue")
     axes.barh(places, vector[largest], color=colours, alpha=0.6)
@@ -133,7 +139,7 @@ def _circle(pca: PrivatePCA, axes: Any) -> None:
     arrows = (pca.components_[:2] * np.sqrt(np.maximum(values, 0))[:, None]).T
     axes.add_patch(_patches().Circle((0, 0), 1, fill=False, color="tab:gray", lw=0.8))
     named: list[Any] = []
-    for j in np.argsort(-np.hypot(*arrows.T), kind="stable"):
+    for j in filter(partial(_is_known, pca), np.argsort(-np.hypot(*arrows.T), kind="stable").tolist()):
         axes.annotate("", arrows[j], (0, 0), arrowprops={"arrowstyle": "->", "color": "tab:blue"})
         if len(named) == _NAMED or any(np.abs(arrows[j] - other).max() < _APART for other in named):
             continue  # names would overlap

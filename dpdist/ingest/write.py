@@ -75,8 +75,9 @@ def ingest(
     choices: Choices = Choices(),  # noqa: B008 - frozen
     say: Callable[[str], None] | None = None,
     elsewhere: Any = None,
+    identity: tuple[str, str] | None = None,
 ) -> RowsTable:
-    """Write files of rows into a new rows.zarr; ``elsewhere`` offers workers."""
+    """Write files of rows into a new rows.zarr; ``elsewhere`` offers workers, ``identity`` is not a random one."""
     target = store_at(target)
     target.require_new("rows")
     named = unit
@@ -98,7 +99,7 @@ def ingest(
                 staging = enter(target.staged("rows", resume=_identity(source, origin, states, budget))).absolute()
             head = partial(
                 head_of, budget=budget, ledger_id=ledger_id, period=period, unit=unit, schema=choices.schema,
-                origin=origin,
+                origin=origin, identity=identity,
             )  # fmt: skip
             table = _Ingest(
                 source,

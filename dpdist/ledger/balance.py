@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
+from operator import add
 from typing import Any
 
 from msgspec.structs import replace
@@ -21,7 +23,7 @@ from dpdist.ledger.journal import ORIGIN, Capped, Created, Entry, Event, Raised,
 from dpdist.ledger.state import Record, State, View
 from dpdist.naming import parameter, step
 from dpdist.privacy.accounting import CapSet, Left, caps_for, certified, prices
-from dpdist.privacy.guarantee import Guarantee, MixedBudget, PrivacyLoss
+from dpdist.privacy.guarantee import ATTO, Guarantee, MixedBudget, PrivacyLoss
 from dpdist.privacy.parallel import Charge, PeriodFilters
 
 
@@ -154,12 +156,15 @@ def matching_periods(view: View, periods: Mapping[str, str], location: str) -> t
 def raising(view: View, charge: Charge, location: str) -> str:
     """Return a sentence, after a space, on how to raise the budget for one more charge; may be empty."""
     loss, budget = charge.guarantee.loss, view.declared
-    larger = PrivacyLoss(budget.epsilon_micro + loss.epsilon_micro, budget.delta_atto + loss.delta_atto)
+    join = max if view.first_charged is None else add
+    delta = min(ATTO - 1, join(budget.delta_atto, loss.delta_atto))
+    larger = PrivacyLoss(join(budget.epsilon_micro, loss.epsilon_micro), delta)
     if isinstance(budget, MixedBudget) or raised(view, larger, charge) is None:
         return ""
     line = step(
-        "ledger raise", location, budget_epsilon=f"{larger.epsilon:g}",
-        **({"budget_delta": f"{larger.delta:g}"} if larger.delta_atto else {}), regardless_of_answers="",
+        "ledger raise", location, budget_epsilon=f"{Decimal(larger.epsilon_micro).scaleb(-6).normalize():f}",
+        **({"budget_delta": str(Decimal(larger.delta_atto).scaleb(-18).normalize())} if larger.delta_atto else {}),
+        regardless_of_answers="",
     )  # fmt: skip
     return f" If no answer is the reason, the budget can be raised: {line}."
 
@@ -183,6 +188,17 @@ def require_distinct_rows(view: View, periods: tuple[str, ...], location: str) -
             f"The rows of the period {name} are also those of {listed(others)}, which another copy of the ledger "
             f"{location} closed. Another release would charge and count each row twice. Nothing was drawn. Existing "
             "releases of these rows can be published again; new ones are not possible."
+        )
+
+
+def require_unit(view: View, parameters: Mapping[str, object], location: str) -> None:
+    """Refuse a release that protects another privacy unit than the first one: their losses do not add up."""
+    first = next((record for record in view.records.values() if record.state is not State.ABORTED), None)
+    if first is not None and first.parameters.get("unit") != parameters.get("unit"):
+        raise RefusedError(
+            f"The first release charged to {location} protects another privacy unit than these rows, and losses of "
+            "different units cannot be added. Nothing was read or spent. Release rows with that unit; or ingest the "
+            "source as another table, and add both budgets for every person."
         )
 
 
@@ -227,10 +243,13 @@ def upgrade_to(view: View, version: int) -> tuple[Created, ...]:
 def raised(view: View, budget: PrivacyLoss, charge: Charge | None = None) -> Raised | None:
     """Return the event that raises the budget, if all charges, and one more, fit the caps of the new one.
 
-    The caps are those that a ledger with this budget would have fixed before its first charge.
+    The caps are those that a ledger with this budget would have fixed before its first charge. They are not known any
+    more if that release was aborted after others were charged.
     """
     if view.first_charged is None:
         return Raised(budget.to_json())
+    if next(iter(view.records.values())).state is State.ABORTED:
+        return None
     caps = caps_for(budget, view.first_charged)
     trial = PeriodFilters(budget, caps, view.periods or ())
     every = [*view.charged, *([] if charge is None else [charge])]

@@ -163,6 +163,7 @@ class Caps(Struct, frozen=True):
 
     sets: tuple[CapSetJson, ...]
     condition: str | None
+    budget: dict[str, int] | UnsetType = UNSET  # if it was raised
 
     @property
     def fixed(self) -> tuple[CapSet, ...]:

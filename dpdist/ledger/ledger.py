@@ -58,6 +58,7 @@ from dpdist.ledger.balance import (
     raised,
     require_charged,
     require_distinct_rows,
+    require_unit,
     require_within_budget,
     upgrade_to,
 )
@@ -376,6 +377,7 @@ class Ledger(Witnessed):
                     require_charged(record, guarantee, location)
                     return record.state
             require_distinct_rows(view, charge.periods, location)
+            require_unit(view, requested, location)
             caps = caps_to_fix(view, charge, location)
             reserved = Reserved(release_id, requested, guarantee.to_json(), charge.periods, draws, charge.weights)
             self._append(view, transaction, *format_upgrade(view, draws), *caps, reserved)

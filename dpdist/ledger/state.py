@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import assert_never
 
+from msgspec import UNSET
 from msgspec.structs import replace as replaced
 
 from dpdist.errors import DataError
@@ -390,6 +391,8 @@ class View:
         # depended on earlier charges of the other copy, and later answers must not change it (dpdist.privacy.profile).
         # It is unknown here, so the whole budget counts as charged.
         own_caps = self.capped
+        if capped is not None and capped.budget is not UNSET:
+            self.budget = PrivacyLoss.from_json(capped.budget)  # the caps are certified for it
         if capped is not None and own_caps is not None and capped != own_caps:
             self.exhausted |= any(record.seen for record in self.records.values())
         fixed = capped or own_caps
@@ -402,7 +405,9 @@ class View:
         """The fixed caps and their condition, or None."""
         if self.accounts is None:
             return None
-        return Caps(tuple(caps.to_json() for caps in self.accounts.caps), self.condition)
+        raised = self.format == self.format_of(RAISED)
+        sets = tuple(caps.to_json() for caps in self.accounts.caps)
+        return Caps(sets, self.condition, self.declared.to_json() if raised else UNSET)
 
     @property
     def draw_ids(self) -> frozenset[tuple[str, str]]:

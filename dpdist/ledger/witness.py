@@ -35,14 +35,14 @@ from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from dpdist._util.text import counted, listed
 from dpdist.errors import DataError, NoWitnessWarning, RefusedError
 from dpdist.ledger import state_folder
-from dpdist.ledger.balance import FoldedLedger, format_upgrade
+from dpdist.ledger.balance import FoldedLedger, format_upgrade, upgrade_to
 from dpdist.ledger.journal import Adopted, Caps, CommittedRelease, CommitWitnessed, Storage, Transaction
-from dpdist.ledger.state import State, View, draw_ids
+from dpdist.ledger.state import RAISED, State, View, draw_ids
 from dpdist.ledger.state_folder import VARIABLE, StateFile, state_home
 from dpdist.naming import step
 
@@ -255,7 +255,9 @@ class Witnessed(FoldedLedger):
                         capped=recorded.capped,
                     )
                     draws = max((release.draws for release in missing), default=1)
-                    self._append(view, transaction, *format_upgrade(view, draws), adopted)
+                    raised = recorded.capped is not None and recorded.capped.budget is not UNSET
+                    upgrade = upgrade_to(view, RAISED) if raised else format_upgrade(view, draws)
+                    self._append(view, transaction, *upgrade, adopted)
             with self._locked() as (view, _):
                 # checked again: if the ledger was replaced meanwhile, the witness must not lose releases
                 if lost and view.exhausted:

@@ -115,6 +115,7 @@ class ClippedRows:
     longest: float | None = None  # largest norm permitted by the schema, if at most the clip norm
     centred: bool = False  # whether rows were shifted by a centre before clipping
     dropping: tuple[str, ...] = ()  # columns whose missing values replace the row by the centre
+    centring: bool = False  # missing cells count as the centre
 
     @property
     def nearly_all(self) -> bool | None:
@@ -187,6 +188,7 @@ class ClippedRows:
     def describe(self) -> str:
         """Return a description of the rows, as part of a sentence with a result."""
         text = f"of rows clipped to norm {rounded_norm(self.norm)}{self.clipped and f' ({self.clipped})'}"
+        text += ", with missing cells at the centre, which weakens correlations and slopes" if self.centring else ""
         return f"{text}, with rows without {listed(self.dropping)} replaced by the centre" if self.dropping else text
 
 
@@ -201,10 +203,11 @@ def clipped_rows(release: Release) -> ClippedRows:
     bound, noise = release.bound, release.noise
     d, norm = bound.columns, bound.shortened_norm
     longest, most, centred = _schema_norm(release), _longer_share(release), bound.centre is not None
-    dropping = () if release.schema is None else release.schema.dropping
+    schema = release.schema
+    dropping, centring = ((), False) if schema is None else (schema.dropping, bool(schema.centring))
     rows = None if release.subspace is not None or release.weights else release.row_count
     if rows is None or rows <= 0 or noise.variance_diagonal is None:
-        return ClippedRows(norm, None, None, most, longest, centred, dropping)
+        return ClippedRows(norm, None, None, most, longest, centred, dropping, centring)
     largest = rows * norm**2
     trace = float(release.moment_diagonal.sum()) - d * noise.mean_diagonal * bound.unit**2
     deviation = trace_deviation(noise, d) * bound.unit**2
@@ -217,7 +220,7 @@ def clipped_rows(release: Release) -> ClippedRows:
     share, error = trace / largest, _FAR * deviation / largest + grid
     by_trace = min(1.0, max(0.0, share + error))
     return ClippedRows(
-        norm, share, error, by_trace if most is None else min(most, by_trace), longest, centred, dropping
+        norm, share, error, by_trace if most is None else min(most, by_trace), longest, centred, dropping, centring
     )
 
 

@@ -248,6 +248,16 @@ def release_table(
     return Outcome(open_release(store), store.address(), fresh)
 
 
+def require_releasable(table: Table, request: ReleaseRequest) -> None:
+    """Refuse a request that these rows can never have released, from public facts; no ledger is needed."""
+    guarantee = request.guarantee(table)
+    if guarantee is None or request.for_reproduction:
+        raise UsageError("A release for reproduction has no budget. Ingest the file, and release its rows.")
+    checks.require_small_delta(guarantee.loss, request.neighbours, table.rows, accepted=request.accept_large_delta)
+    if request.chooses:
+        require_choice(trusted.MomentTransaction(request, table, Path(), store_at("release.zarr")))
+
+
 def _report_older(
     transaction: trusted.MomentTransaction, request: ReleaseRequest, on_message: Callable[[str], None]
 ) -> None:  # fmt: skip

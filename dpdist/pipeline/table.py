@@ -1,34 +1,41 @@
 """Rows of one file of a table, next to it, with a budget: the decisions of a release by one command.
 
 ``table.csv`` becomes ``table.zarr`` with the ledger ``table.ledger``. The identity of these rows follows from the bytes
-of the file, so a copy of the file is charged to the same ledger; other contents are other rows. The digest stays in the
-state folder (:mod:`dpdist.ledger.state_folder`).
+of the file, so a copy of the file is charged to the same ledger; other contents are other rows. With another schema the
+same file has other rows, ``table-0a1b2c3d.zarr``, with the same ledger; their digest is part of the ids of releases.
+The digest of the file stays in the state folder (:mod:`dpdist.ledger.state_folder`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Any
+from typing import Any, NamedTuple
 
-from dpdist._util.progress import Progress
-from dpdist._util.text import counted, listed
+from dpdist._util.progress import Progress, steps
+from dpdist._util.text import canonical, counted, listed
 from dpdist.errors import DataError, UsageError
-from dpdist.ingest.readers.base import UNNAMED, ChoiceRequiredError
+from dpdist.ingest.readers.base import UNNAMED, ChoiceRequiredError, Choices
 from dpdist.ingest.sources import KINDS, table_at
+from dpdist.ingest.write import ingest
 from dpdist.ledger import state_folder
+from dpdist.ledger.address import LedgerAddress, parse_address
 from dpdist.ledger.ledger import Ledger
 from dpdist.naming import parameter, step
-from dpdist.pipeline.budget import create_ledger, default_ledger, ingest_rows
+from dpdist.pipeline.budget import create_ledger, default_ledger
+from dpdist.pipeline.release import require_releasable
+from dpdist.pipeline.sources import Workers, read_for
 from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.release.request import ReleaseRequest
 from dpdist.rows.automatic import schema_of_numbers
-from dpdist.rows.dataset import RowsTable
+from dpdist.rows.dataset import RowsTable, open_ingested
 from dpdist.rows.schema import Schema
-from dpdist.rows.units import Owner
+from dpdist.rows.units import Owner, unit_from
 from dpdist.runtime.cluster import Cluster
-from dpdist.storage.arrays import set_attributes
+from dpdist.storage.atomic import make_once
 from dpdist.storage.store import AnyStore, store_at
 
 
@@ -42,10 +49,18 @@ def rows_next_to(file: Path) -> Path:
     return file.with_name(file.name[: len(file.name) - len(suffix)] + ".zarr")
 
 
+class FileRows(NamedTuple):
+    """The rows of a file, and the ledger of its budget."""
+
+    table: RowsTable
+    ledger: LedgerAddress
+
+
 def rows_of_file(
     file: Path,
-    budget: PrivacyLoss,
+    request: ReleaseRequest,
     *,
+    budget: PrivacyLoss | None = None,
     target: AnyStore | None = None,
     schema: Schema | Any = None,
     header: str | None = None,
@@ -53,29 +68,66 @@ def rows_of_file(
     progress: Progress | None = None,
     say: Callable[[str], None] = lambda _: None,
     cluster: Cluster | None = None,
-) -> RowsTable:
-    """Ingest a file next to it, declare the budget if there is none yet, and report every decision."""
-    rows = rows_next_to(file)
-    if target is not None and store_at(target).absolute() == store_at(rows).absolute():
-        raise UsageError(f"The rows of {file} are stored in {rows}. Choose another name for the release.")
-    described = schema if schema is not None else automatic_schema(file, header, owner)
-    existed = rows.exists()
-    try:
-        table = ingest_rows(file, rows, schema=described, header=header, progress=progress, cluster=cluster)
-    except DataError as error:
-        if not existed:
-            raise
+) -> FileRows:
+    """Ingest a file next to it, with a budget of ``budget`` or of the request, and report every decision."""
+    first = rows_next_to(file)
+    if not file.is_file():
+        raise DataError(f"{file} is not a file. Check its name.")
+    if target is not None and store_at(target).absolute() == store_at(first).absolute():
+        raise UsageError(f"The rows of {file} are stored in {first}. Choose another name for the release.")
+    if schema is None:
+        schema = automatic_schema(file, header, owner)
+    elif owner != Owner():
+        raise UsageError(
+            f'The schema says whose row a row is: kind = "privacy unit". Leave {parameter("person")} and '
+            f"{parameter('each_row_is_a_person')} out."
+        )
+    elif not isinstance(schema, Schema):
+        schema = read_for(schema, file, header)
+    unit = unit_from(owner.column, owner.max_rows, None) if schema is None else None
+    choices = Choices(header=header, schema=schema)
+    content = _content_of(file)
+    identity = state_folder.identity_of(content, str(first.absolute()))
+    described = canonical([choices.to_json(), None if unit is None else unit.to_json()])
+    variant = hashlib.sha256(described.encode()).hexdigest()
+    rows = _place(file, first, identity, variant)
+    fresh = make_once(
+        rows.exists,
+        lambda: ingest(
+            file, rows, unit=unit, choices=choices, progress=steps(progress, "Ingesting in this process"),
+            elsewhere=Workers(cluster, progress), identity=(identity, variant),
+        ),
+    )  # fmt: skip
+    if fresh and _content_of(file) != content:
+        shutil.rmtree(rows)
+        raise DataError(f"{file} changed while it was read. Run the same command again when it is complete.")
+    table, place = open_ingested(rows), state_folder.seen(identity).place
+    ledger = default_ledger(first) if place is None else parse_address(place)
+    if table.ledger_id is None:
+        if place is None:
+            require_releasable(table, request)  # before a budget is declared for good
+        create_ledger(ledger, rows, budget or (request.loss if place is None else None))
+        table = open_ingested(rows)
+    elif budget is not None and budget != Ledger(ledger).budget:
+        raise UsageError(
+            f"The budget of {file} is {Ledger(ledger).budget}, in {ledger}. Leave {parameter('budget_epsilon')} out; "
+            f"{step('ledger raise')} raises it."
+        )
+    say(_decisions(file, table, ledger))
+    return FileRows(table, ledger)
+
+
+def _place(file: Path, first: Path, identity: str, variant: str) -> Path:
+    """Return where the rows are or will be: next to the file, under another name for another schema."""
+    if not first.exists():
+        return first
+    table = open_ingested(first)
+    if table.dataset_id != identity:
         raise DataError(
-            f"{error} To release the rows there, name them: {step('release', rows, 'RELEASE', epsilon='E', delta='D')}."
-        ) from None
-    if table.budget is None:
-        with store_at(rows).locked():
-            identity = state_folder.identity_of(_content_of(file), str(rows.absolute()))
-            set_attributes(store_at(rows), "rows", lambda head: head.get("ledger_id") is None, dataset_id=identity)
-        create_ledger(default_ledger(rows), rows, budget)
-        table = ingest_rows(file, rows, schema=described, header=header)
-    say(_decisions(file, table))
-    return table
+            f"{first} exists already, with other rows than {file}, or from another command. To release the rows there: "
+            f"{step('release', first, 'RELEASE', epsilon='E', delta='D')}. To release {file}, give it another name."
+        )
+    return first if table.variant == variant else first.with_name(f"{first.stem}-{variant[:8]}.zarr")
 
 
 def _content_of(file: Path) -> str:
@@ -83,20 +135,19 @@ def _content_of(file: Path) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def _decisions(file: Path, table: RowsTable) -> str:
+def _decisions(file: Path, table: RowsTable, ledger: LedgerAddress) -> str:
     """Return a sentence for each decision about a table."""
-    whole, place = table.schema, default_ledger(rows_next_to(file))
-    left_out = [column.name for column in whole.columns if column.kind == "ignored"] if whole else []
-    unit = table.unit
+    schema, unit = table.schema, table.unit
+    left_out = [column.name for column in schema.columns if column.kind == "ignored"] if schema else []
     sentences = [
         f"{file}: {counted(table.rows, 'row')} of {counted(table.columns, 'column')}"
         + (f", without {listed(left_out)}" if left_out else ""),
         "Each row is protected as a person" if unit is None else
-        f"Persons are told by {unit.column}, and at most {counted(unit.max_rows, 'row')} of each are kept",
-        f"The budget of the table is {Ledger(place).budget}, in {place}",
+        f"All rows of one {unit.column} are protected together, and at most {unit.max_rows} of them are kept",
+        f"The budget of the table is {Ledger(ledger).budget}, in {ledger}",
     ]  # fmt: skip
-    if whole is not None and whole.centring:
-        sentences.append("Cells without a number count as the centre of their column")
+    if schema is not None and schema.centring:
+        sentences.append("Cells without a number count as the centre of their column, which weakens its correlations")
     return ". ".join(sentences) + "."
 
 

@@ -50,7 +50,11 @@ def describe(unseen: Sequence[str], weightless: Sequence[str]) -> str:
     if unseen:
         scaled = "a public rule scaled it" if len(unseen) == 1 else "public rules scaled them"
         columns = counted(len(unseen), "column")
-        sentences.append(f"The noise hides the variance of {columns}, so {scaled}: {listed(unseen)}.")
+        sentences.append(
+            f"The private scale did not see the spread of {columns}, so {scaled}: {listed(unseen)}. A public range in "
+            "a schema shows that of values far from 0 with little variation; otherwise it takes more rows or a larger "
+            f"{parameter('epsilon')}."
+        )
     if weightless:
         sentences.append(
             f"{counted(len(weightless), 'column')} had numbers beyond 2^20, and got no weight: {listed(weightless)}. "

@@ -520,6 +520,7 @@ def common_parameters(table: Table, mechanism: str, loss: PrivacyLoss, neighbour
         "delta_atto": loss.delta_atto,
         "neighbours": neighbours.value,
         **({} if table.unit is None else {"unit": table.unit.to_json()}),
+        **({} if table.variant is None else {"variant": table.variant}),
     }
 
 

@@ -71,8 +71,13 @@ def _known(result: Correlation, count: int) -> np.typing.NDArray[np.bool_]:
 def _loadings(release: Release, result: Correlation) -> Markup | None:
     if len(release.names) > _ROWS:
         return None
-    vectors = result.components.components[:_COMPONENTS]
-    return loading_heat(vectors, _known(result, len(vectors)), release.names)
+    vectors, kept = result.components.components[:_COMPONENTS], _kept(release, result)
+    return loading_heat(vectors[:, kept], _known(result, len(vectors))[:, kept], [release.names[j] for j in kept])
+
+
+def _kept(release: Release, result: Correlation) -> list[int]:
+    """Return the columns above the noise: nothing is known of the others."""
+    return [j for j, name in enumerate(release.names) if name not in result.left_out]
 
 
 def _circle(release: Release, result: Correlation) -> Markup | None:
@@ -80,7 +85,8 @@ def _circle(release: Release, result: Correlation) -> Markup | None:
     if values is None or len(values) < 2:
         return None
     arrows = (result.components.components[:2] * np.sqrt(np.maximum(values[:2], 0))[:, None]).T
-    return circle(arrows, release.names)
+    kept = _kept(release, result)
+    return circle(arrows[kept], [release.names[j] for j in kept])
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,11 @@ def write(
     )
     private = not release.private_as_claimed
     replace_own(
-        store_at(path), page.encode(), "report", private=private, own=lambda content: b"dpdist" in content[:4096]
+        store_at(path),
+        page.encode(errors="replace"),
+        "report",
+        private=private,
+        own=lambda content: b"dpdist" in content[:4096],
     )
 
 

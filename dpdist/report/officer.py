@@ -48,7 +48,11 @@ def write(release: Release, path: AnyStore, *, ledger: Ledger | None = None, tit
     )  # fmt: skip
     private = not release.private_as_claimed
     replace_own(
-        store_at(path), page.encode(), "report", private=private, own=lambda content: b"dpdist" in content[:4096]
+        store_at(path),
+        page.encode(errors="replace"),
+        "report",
+        private=private,
+        own=lambda content: b"dpdist" in content[:4096],
     )
 
 
@@ -95,7 +99,9 @@ def _others(release: Release, ledger: Ledger | None) -> Iterator[Answer]:
         ]
         found = f"{counted(len(others), 'other release')}: {listed(others[:_NAMED])}" if others else "no other release"
         yield Answer(True, f"The ledger of this table contains this release and {found}.")
-        yield Answer(True, f"All of them together stay within {ledger.budget}. So far: {ledger.balance()}.")
+        balance = ledger.balance()
+        kept = balance.condition is None and not (balance.exceeded or balance.closed or balance.exhausted)
+        yield Answer(kept, f"The budget is {balance.budget}: {balance.promise}. So far: {balance}.")
     yield Answer(False, "The same people are in no other table with a budget of its own, nor in a copy of this one.")
 
 

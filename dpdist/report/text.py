@@ -78,7 +78,7 @@ def alignment(result: Alignment) -> str:
     narrow = [*heads[:2], *(max(head.split(), key=len) for head in heads[2:])]
     widths = [max(len(cell) for cell in column) for column in zip(narrow, *rows, strict=True)]
     legend = [
-        "True values are those of the clipped rows." if result.counted else "",
+        "True values are those of the clipped rows.",
         "" if result.rounding is None else result.rounding.describe(),
         f"{ALIGNED} {SURE}" if result.counted else "",
         _UNDISTINGUISHED if result.counted < len(result.eigenvalues) else "",

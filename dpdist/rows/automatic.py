@@ -20,14 +20,15 @@ from dpdist._util.text import counted, listed
 from dpdist.errors import DataError, UsageError
 from dpdist.naming import parameter, step
 from dpdist.rows.columns import Column
-from dpdist.rows.encoding import UnfitError, holds_numbers, is_text, kind_of, plain, values_of_text
+from dpdist.rows.encoding import DIGIT, UnfitError, holds_numbers, is_text, kind_of, plain, values_of_text
 from dpdist.rows.schema import Schema
 from dpdist.rows.units import Owner
 
 _OWNERS = frozenset({
-    "account", "applicant", "child", "citizen", "client", "customer", "donor", "employee", "family", "household",
-    "individual", "member", "participant", "passenger", "patient", "person", "player", "pupil", "resident",
-    "respondent", "ssn", "student", "subject", "taxpayer", "user", "visitor", "voter", "worker",
+    "account", "applicant", "card", "child", "citizen", "client", "cust", "customer", "donor", "email", "employee",
+    "family", "household", "individual", "member", "mrn", "participant", "passenger", "pat", "patient", "person",
+    "phone", "player", "pupil", "record", "resident", "respondent", "ssn", "student", "subject", "taxpayer", "user",
+    "visitor", "voter", "worker",
 })  # fmt: skip
 _NUMBERED = frozenset({"code", "id", "identifier", "key", "no", "nr", "num", "number", "uid"})
 _ALONE = frozenset({"id", "identifier", "uid"})
@@ -64,7 +65,7 @@ class TextColumns:
             self._numbers.add(name)
             return
         text = values_of_text(cells)
-        digits = pc.fill_null(pc.match_substring_regex(text, r"\d"), False)
+        digits = pc.fill_null(pc.match_substring_regex(text, DIGIT), False)
         if pc.any(digits).as_py():
             self._numbers.add(name)
             if name not in self._others and not holds_numbers(text.filter(digits)):
@@ -78,18 +79,14 @@ class TextColumns:
         return self._others | (self._words - self._numbers)
 
 
-def schema_of_numbers(
-    source: object, names: Sequence[str], kinds: Sequence[Any] | None, unclear: Iterable[str], indexes: set[str],
-    owner: Owner, header: str | None, *, named: bool = True,
-) -> Schema:  # fmt: skip
-    """Return the schema of a table of numbers; refuse one that needs a person's words."""
-    if unclear := sorted(set(unclear) - {owner.column}, key=list(names).index):
-        asked = {} if kinds is not None else {"header": header or "yes"}
-        drafted = step("schema", source if named else "TABLE", **asked)
-        raise DataError(
-            f"{source}: {_are(len(unclear), 'column')} not of numbers: {listed(map(repr, unclear))}. A schema says "
-            f"what the text means: {drafted} drafts one. Complete it, save it, and give "
-            f"{parameter('schema', 'schema.toml')}."
+def require_owner(source: object, names: Sequence[str], owner: Owner) -> list[str]:
+    """Return the columns named like identifiers; refuse a table with one if nobody said whose row a row is."""
+    if owner.column is not None and owner.each_row:
+        raise UsageError(f"{parameter('person')} and {parameter('each_row_is_a_person')} exclude each other.")
+    if (owner.column is None) != (owner.max_rows is None):
+        raise UsageError(
+            f"{parameter('person')} and {parameter('max_rows')} belong together: the column that identifies a person, "
+            "and how many rows of each to keep."
         )
     owners = [name for name in names if names_person(name)]
     if owner.column is not None and owner.column not in names:
@@ -101,6 +98,25 @@ def schema_of_numbers(
             f"{parameter('max_rows', 'M')}, where M is how many of them to keep: all are protected together. If no "
             f"person has two, give {parameter('each_row_is_a_person')}."
         )
+    return owners
+
+
+def schema_of_numbers(
+    source: object, names: Sequence[str], kinds: Sequence[Any] | None, unclear: Iterable[str], indexes: set[str],
+    owner: Owner, header: str | None, *, named: bool = True,
+) -> Schema:  # fmt: skip
+    """Return the schema of a table of numbers; refuse one that needs a person's words."""
+    words = {name for name, kind in zip(names, kinds or (), strict=False) if kind_of(kind) == "category"}
+    words -= {name for name, kind in zip(names, kinds or (), strict=False) if is_text(kind)}  # their cells were read
+    if unclear := sorted(({*unclear} | words) - {owner.column}, key=list(names).index):
+        asked = {} if kinds is not None else {"header": header or "yes"}
+        drafted = step("schema", source if named else "TABLE", **asked)
+        raise DataError(
+            f"{source}: {_are(len(unclear), 'column')} not of numbers: {listed(map(repr, unclear))}. A schema says "
+            f"what the text means: {drafted} drafts one. Complete it, save it, and give "
+            f"{parameter('schema', 'schema.toml')}."
+        )
+    owners = require_owner(source, names, owner)
     columns = []
     for name, stored in zip(names, kinds or [None] * len(names), strict=True):
         kind = "number" if stored is None or is_text(stored) else kind_of(stored)

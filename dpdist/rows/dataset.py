@@ -58,6 +58,7 @@ class RowsTable(Shape):
     reference: Reference | None = None  # chunks of registered rows; None: stored here
     schema: Schema | None = None  # None: the source had numeric columns
     dropped: str = "zeros"  # see :class:`dpdist.rows.table.RowsAttributes`
+    variant: str | None = None  # part of the ids of releases
 
     def __str__(self) -> str:
         return str(self.store)
@@ -190,8 +191,13 @@ def head_of(
     unit: Unit | None = None,
     origin: Mapping[str, object] | None = None,
     schema: Schema | None = None,
+    identity: tuple[str, str] | None = None,
 ) -> bytes:
-    """Return the metadata of a new table with a new identity; it is written after its chunks."""
+    """Return the metadata of a new table, with a new identity unless one is given with the variant of its rows.
+
+    It is written after its chunks.
+    """
+    dataset_id, variant = identity or (random_token(), None)
     objects = MemoryStore()
     array = zarr.create_array(
         store=objects,
@@ -202,7 +208,7 @@ def head_of(
     )
     attributes = RowsAttributes(
         format=FORMAT,
-        dataset_id=random_token(),
+        dataset_id=dataset_id,
         columns=names,
         budget=None if budget is None else budget.to_json(),
         ledger_id=ledger_id,
@@ -211,6 +217,7 @@ def head_of(
         origin=origin,
         schema=None if schema is None else schema.to_json(),
         dropped="zeros" if schema is None or not schema.dropping else "nan",
+        variant=variant,
     )
     array.attrs["dpdist"] = builtins_of(attributes)
     (head,) = objects._store_dict.values()  # noqa: SLF001 - zarr reads a store by coroutines only
@@ -267,6 +274,7 @@ def open_ingested(path: AnyStore) -> RowsTable:
             reproduced=attributes.reproduced,
             schema=None if attributes.schema is None else Schema.from_json(attributes.schema),
             dropped=attributes.dropped,
+            variant=attributes.variant,
         )
     except ResumableError:  # the store did not answer
         raise

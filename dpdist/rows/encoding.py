@@ -46,6 +46,8 @@ _PLAIN = {
     "%F": "%Y-%m-%d", "%D": "%m/%d/%y", "%T": "%H:%M:%S", "%R": "%H:%M", "%e": "%d", "%h": "%b", "%n": " ", "%t": " ",
 }  # fmt: skip
 """Directives of Arrow that Python does not support."""
+DIGIT = r"\p{N}"
+"""Text with a digit of any script is no missing value, even if it is no number."""
 _DIGITS = re.compile(r"\d+")
 NO_NUMBER = "the cell is not a number"
 _UUID: Any = getattr(pa, "UuidType", ())
@@ -292,7 +294,7 @@ def _numbers(column: Column, cells: Any) -> tuple[Rows, _Mask]:
     if is_text(cells.type):
         text = values_of_text(cells)
         if column.other == "missing":
-            text = pc.if_else(pc.match_substring_regex(text, r"\d"), text, pa.scalar(None, text.type))
+            text = pc.if_else(pc.match_substring_regex(text, DIGIT), text, pa.scalar(None, text.type))
         cells = _parsed(column, text, lambda part: pc.cast(part, pa.float64()), NO_NUMBER)
     elif pa.types.is_boolean(cells.type):
         cells = cells.cast(pa.uint8())

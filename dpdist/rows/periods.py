@@ -86,6 +86,7 @@ class Span:
     """Consecutive periods as one :data:`dpdist.rows.table.Table`; each has its own dtype and chunk length."""
 
     periodic: ClassVar[bool] = True
+    variant: ClassVar[None] = None
     store: Store  # this and the next three are those of the PeriodicTable
     dataset_id: str
     budget: PrivacyLoss | None

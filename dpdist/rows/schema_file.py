@@ -158,13 +158,14 @@ _HEAD = """\
 # range:       [least, greatest] of a number, an integer or a date ([2000-01-01, 2030-12-31])
 # categories:  ["red", "green"]; encoding = "one-hot" (default) or "ordinal";
 #              other = "refuse" (default), "column" (an additional column) or "missing" for unlisted categories
-# missing:     "refuse" (default), "fill" (with fill = a public constant), "indicator" (an additional column is 1),
-#              or "drop" (the row counts as the centre of the others)
+# missing:     "refuse" (default), "centre" (the cell counts as the centre of its column in a release),
+#              "fill" (with fill = a public constant), "indicator" (an additional column is 1), or "drop" (the whole
+#              row counts as the centre)
 # missing_values: ["?", -999], text and codes that mean a missing value; at the top, for all columns
 # format:      "%d.%m.%Y", the format of a date in text, unless it is 2026-01-31
 # weight:      factor of the numbers (default 1)
 
-scale = "range"  # map each range to [-1, 1], so that units do not matter; "none": keep numbers unchanged
+scale = "range"  # map each range to [-1, 1], so that units do not matter; "none": no range is needed
 # max_rows = 1   # with a privacy unit: rows kept of each; keep = "first" (default) or "random"
 """
 _UNTYPED = "A text file has no\n# types: every column is drafted as a number. Correct the others."

@@ -63,6 +63,7 @@ class RowsAttributes(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reproduced: bool = False
     schema: dict[str, Any] | None = None
     dropped: str = "zeros"  # how dropped rows are stored: as zeros up to 0.1.0, since then "nan"
+    variant: Text | None = None  # what distinguishes rows with one identity: a digest of their schema
 
 
 class PeriodsAttributes(Struct, frozen=True, omit_defaults=True):

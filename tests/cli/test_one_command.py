@@ -42,7 +42,7 @@ def test_one_command_publishes_prints_components_and_is_free_again(folder: Path,
     assert said.json["shares"][0] == pytest.approx(0.48, abs=0.05)
     for decision in (
         "t.csv: 4000 rows of 4 columns.", "Each row is protected as a person.", "epsilon 1, delta 1e-06, in t.ledger.",
-        "Cells without a number count as the centre of their column.",
+        "Cells without a number count as the centre of their column, which weakens its correlations.",
     ):  # fmt: skip
         assert decision in said.told
     before = tree(folder / "r.zarr")
@@ -59,12 +59,15 @@ def test_another_epsilon_on_the_file_or_on_a_copy_is_refused(folder: Path, call:
     said = call("release", "t.parquet", "r2.zarr", "--epsilon", "0.5", "--delta", "1e-6")
     assert (said.code, "left: next to nothing" in said.told) == (3, True)
     (folder / "copy.parquet").write_bytes((folder / "t.parquet").read_bytes())
-    said = call("release", "copy.parquet", "r2.zarr", *LOSS)
-    assert (said.code, "is a copy of rows with the ledger" in said.message) == (3, True)
+    said = call("release", "copy.parquet", "copied.zarr", *LOSS)
+    assert (said.code, "nothing spent" in said.out) == (0, True)
+    said = call("release", "copy.parquet", "r2.zarr", "--epsilon", "0.5", "--delta", "1e-6")
+    assert (said.code, f"the budget of {folder}/t.ledger is epsilon 1" in said.err) == (3, True)
+    assert not (folder / "copy.ledger").exists()
     table(seed=2).to_parquet("t.parquet")
     said = call("release", "t.parquet", "r2.zarr", *LOSS)
     assert said.code == 4
-    assert re.search(r"t\.zarr exists already, .*name them: dpdist release t\.zarr RELEASE", said.message)
+    assert re.search(r"t\.zarr exists already, .* release the rows there: dpdist release t\.zarr RELEASE", said.message)
     assert not (folder / "r2.zarr").exists()
 
 
@@ -77,7 +80,7 @@ def test_a_column_named_like_a_person_needs_a_word_and_the_cures_work_as_typed(f
     cure = re.search(r"give (--person \S+ --max-rows) M", said.message)
     assert cure is not None
     said = call("release", "t.parquet", "r.zarr", *LOSS, *shlex.split(cure[1]), 2)
-    assert (said.code, "at most 2 rows of each are kept" in said.told) == (0, True)
+    assert (said.code, "one PatientId are protected together, and at most 2 of them" in said.err) == (0, True)
     release = dpdist.open_release("r.zarr")
     assert (release.rows, release.unit is not None, len(release.names)) == (ROWS // 2, True, 4)
     (folder / "u.parquet").write_bytes(b"")
@@ -103,6 +106,28 @@ def test_words_need_a_schema_and_text_with_digits_is_not_taken_as_missing(folder
     said = call("release", "t.csv", "r.zarr", *LOSS, "--schema", "schema.toml")
     assert said.code == 0, said.told
     assert dpdist.open_release("r.zarr").names[-2:] == ("sex=male", "sex=female")
+
+
+def test_another_schema_has_its_own_rows_and_releases_and_the_same_budget(folder: Path, call: Call) -> None:
+    """With the id of the first release it would publish the old answer, or draw it with other rows."""
+    table().assign(sex=np.where(np.arange(ROWS) % 2, "m", "f")).to_parquet("t.parquet")
+    for number, words in enumerate(('"m", "f"', '"f", "m"')):
+        lines = [f'[[column]]\nname = "{name}"\nkind = "number"\nmissing = "centre"' for name in table().columns]
+        lines.append(f'[[column]]\nname = "sex"\nkind = "category"\ncategories = [{words}]')
+        Path(f"s{number}.toml").write_text("\n".join(lines))
+    asked = ("--epsilon", "1", "--delta", "1e-6", "--budget-epsilon", "9", "--budget-delta", "1e-5")
+    assert call("release", "t.parquet", "r0.zarr", *asked, "--schema", "s0.toml").code == 0
+    second = call("release", "t.parquet", "r1.zarr", *asked[:4], "--schema", "s1.toml")
+    assert (second.code, "released now" in second.out) == (0, True), second.err
+    assert dpdist.open_release("r1.zarr").names[-2:] == ("sex=f", "sex=m")
+    assert Ledger(folder / "t.ledger").balance().charged == 2
+    assert "nothing spent" in call("release", "t.parquet", "again.zarr", *asked[:4], "--schema", "s0.toml").out
+    frame = pd.read_parquet("t.parquet").assign(who=np.arange(ROWS) // 2).drop(columns="sex")
+    frame.to_parquet("u.parquet")
+    assert call("release", "u.parquet", "u0.zarr", *asked).code == 0
+    said = call("release", "u.parquet", "u1.zarr", *LOSS, "--person", "who", "--max-rows", 2)
+    assert (said.code, "protects another privacy unit" in said.err) == (3, True)
+    assert call("release", "u.parquet", "u1.zarr", *LOSS, "--person", "who").code == 2
 
 
 @pytest.mark.usefixtures("folder")

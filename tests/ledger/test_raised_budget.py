@@ -11,7 +11,7 @@ import pytest
 from support.cli_scene import Call
 from support.ledgers import copy_of, gaussian, pure, reserve
 
-from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.errors import RefusedError, UsageError
 from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.ledger import Ledger
 from dpdist.privacy.accounting import caps_for, certified, fits
@@ -33,7 +33,9 @@ def ledger(place: LedgerAddress, state: Path) -> Ledger:  # noqa: ARG001 - its o
 def test_a_raised_budget_is_that_of_a_ledger_declared_so_with_a_condition(ledger: Ledger, place: LedgerAddress) -> None:
     first, second = gaussian("1", "1e-6"), gaussian("2", "1e-6")
     charged(ledger, "one", first)
-    with pytest.raises(RefusedError, match=r"raised: dpdist ledger raise .* --budget-epsilon 3 --budget-delta 2e-06"):
+    with pytest.raises(
+        RefusedError, match=r"raised: dpdist ledger raise .* --budget-epsilon 3 --budget-delta 0.000002"
+    ):
         charged(ledger, "two", second)
     balance = ledger.raise_budget(LARGE)
     assert balance.budget == LARGE
@@ -82,8 +84,27 @@ def test_a_copy_that_was_not_raised_never_charges_beside_it(ledger: Ledger, plac
     other = Ledger(copy)
     with pytest.raises(RefusedError, match="behind its witness"):
         charged(other, "three", gaussian("0.1", "1e-6"))
+    assert other.adopt() == ["two"]
+    assert (other.budget, other.condition) == (LARGE, ledger.condition)  # not the small one, beside a larger release
+    charged(other, "three", gaussian("0.1", "1e-6"))
+    other.verify()
+
+
+def test_a_copy_that_answered_under_the_small_budget_charges_nothing_after_the_other_was_raised(
+    ledger: Ledger, place: LedgerAddress
+) -> None:
+    for name in ("one", "two"):
+        if name == "two":
+            copy = copy_of(place)
+            ledger.raise_budget(LARGE)
+        ledger.reserve(name, dataset_id=DATASET, parameters={}, guarantee=gaussian("0.5", "1e-6"))
+        fence = ledger.begin(name)
+        assert fence is not None
+        assert ledger.commit(name, fence, [b"noise"])
+    other = Ledger(copy)
     other.adopt()
-    with pytest.raises((RefusedError, DataError)):
+    assert other.balance().exhausted
+    with pytest.raises(RefusedError, match="charged the whole budget"):
         charged(other, "three", gaussian("0.1", "1e-6"))
 
 

