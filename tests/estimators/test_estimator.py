@@ -183,7 +183,7 @@ def test_auto_takes_what_stands_above_the_noise_and_keeps_the_release_if_nothing
     [
         ({"n_components": 1.5}, "n_components"),
         ({"n_components": "auto", "mechanism": "power", "options": {"components": 2, "iterations": 2}}, "n_components"),
-        ({"clip": None}, "clip"),
+        ({"clip": "public"}, "clip"),
         ({"mechanism": "sn", "delta": None}, "Use mechanism='two-sided-wishart' instead"),
         ({"mechanism": "power"}, "options={'iterations': ...}"),
         ({"centre": [1.0]}, "1 entries for 7 columns"),
