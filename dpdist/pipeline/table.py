@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from dpdist._util.progress import Progress, steps
 from dpdist._util.text import canonical, counted, listed
-from dpdist.errors import DataError, UsageError
+from dpdist.errors import DataError, ResumableError, UsageError
 from dpdist.ingest.readers.base import UNNAMED, ChoiceRequiredError, Choices
 from dpdist.ingest.sources import KINDS, table_at
 from dpdist.ingest.write import ingest
@@ -102,6 +102,8 @@ def rows_of_file(
         shutil.rmtree(rows)
         raise DataError(f"{file} changed while it was read. Run the same command again when it is complete.")
     table, place = open_ingested(rows), state_folder.seen(identity).place
+    if (table.dataset_id, table.variant) != (identity, variant):
+        raise ResumableError(f"Another process made {rows} with another schema. Run the same command again.")
     ledger = default_ledger(first) if place is None else parse_address(place)
     if table.ledger_id is None:
         if place is None:
