@@ -33,7 +33,7 @@ from dpdist.release.request import ReleaseRequest
 from dpdist.rows.automatic import schema_of_numbers
 from dpdist.rows.dataset import RowsTable, open_ingested
 from dpdist.rows.schema import Schema
-from dpdist.rows.units import Owner, unit_from
+from dpdist.rows.units import Owner, Unit, unit_from
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage.atomic import make_once
 from dpdist.storage.store import AnyStore, store_at
@@ -75,16 +75,7 @@ def rows_of_file(
         raise DataError(f"{file} is not a file. Check its name.")
     if target is not None and store_at(target).absolute() == store_at(first).absolute():
         raise UsageError(f"The rows of {file} are stored in {first}. Choose another name for the release.")
-    if schema is None:
-        schema = automatic_schema(file, header, owner)
-    elif owner != Owner():
-        raise UsageError(
-            f'The schema says whose row a row is: kind = "privacy unit". Leave {parameter("person")} and '
-            f"{parameter('each_row_is_a_person')} out."
-        )
-    elif not isinstance(schema, Schema):
-        schema = read_for(schema, file, header)
-    unit = unit_from(owner.column, owner.max_rows, None) if schema is None else None
+    schema, unit = _meaning(file, schema, header, owner)
     choices = Choices(header=header, schema=schema)
     content = _content_of(file)
     identity = state_folder.identity_of(content, str(first.absolute()))
@@ -117,6 +108,19 @@ def rows_of_file(
         )
     say(_decisions(file, table, ledger))
     return FileRows(table, ledger)
+
+
+def _meaning(file: Path, schema: Any, header: str | None, owner: Owner) -> tuple[Schema | None, Unit | None]:
+    """Return the schema of a file, and the privacy unit of one that takes none."""
+    if schema is None:
+        decided = automatic_schema(file, header, owner)
+        return decided, unit_from(owner.column, owner.max_rows, None) if decided is None else None
+    if owner != Owner():
+        raise UsageError(
+            f'The schema says whose row a row is: kind = "privacy unit". Leave {parameter("person")} and '
+            f"{parameter('each_row_is_a_person')} out."
+        )
+    return schema if isinstance(schema, Schema) else read_for(schema, file, header), None
 
 
 def _place(file: Path, first: Path, identity: str, variant: str) -> Path:
