@@ -34,10 +34,11 @@ def test_summary_and_notebook_tell_shares_alignment_and_loadings_that_are_known(
     for i in range(fitted.n_components_):
         assert f"<th>component {i + 1}</th><td>{shares[i]:.3f} of the variance" in page
     assert re.search(r"component 1</th>.*?c[012] \+0\.5\d \(", page)
-    group = next(group for group in fitted.component_groups_ or () if len(group) > 1)  # the two columns of noise
-    row = page.partition(f"<th>component {group.start + 1}</th>")[2].partition("</tr>")[0]
-    assert "alignment" in row
-    assert "c" not in row.partition("alignment")[2]  # no loadings of single members
+    for group in fitted.component_groups_ or ():  # in 19 of 20 releases the two columns of noise are one
+        for i in group if len(group) > 1 else ():
+            row = page.partition(f"<th>component {i + 1}</th>")[2].partition("</tr>")[0]
+            assert "alignment" in row
+            assert "c" not in row.partition("alignment")[2]  # no loadings of single members
 
 
 def test_pictures_show_the_spectrum_the_loadings_and_the_circle(fitted: PrivatePCA) -> None:

@@ -155,7 +155,7 @@ def test_ranges_of_the_schema_are_the_grids_and_columns_of_which_little_is_seen_
     made = release_rows(rows, tmp_path / "release.zarr", GAUSSIAN)
     found = made.release
     assert found.blindly_scaled == (("rare", "flag=missing"), ("stamp",))
-    assert "hides the variance of 2 columns, so public rules scaled them: rare, flag=missing." in made.describe()
+    assert "did not see the spread of 2 columns, so public rules scaled them: rare, flag=missing." in made.describe()
     assert "1 column had numbers beyond 2^20, and got no weight: stamp." in made.describe()
     scale = np.array(found.bound.scale)
     assert scale[1] == BEYOND
