@@ -57,7 +57,7 @@ def _opens(total: TotalReads) -> str:
 
 def status_message(status: JobStatus) -> str:
     """Return the status of a job as text."""
-    counts = ", ".join(f"{count} {state}" for state, count in status.releases.items())
+    counts = ", ".join(f"{count} {state}" for state, count in status.releases.items() if count) or "none"
     nothing = "nothing is charged yet" if status.refused is None else "unknown"
     lines = [
         ("budget", "not declared yet" if status.budget is None else str(status.budget)),
