@@ -3,26 +3,65 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 
 from dpdist._util.text import counted, wrapped
-from dpdist.answers.captured import WIDE, captured
+from dpdist.answers.captured import WIDE, Captured, captured
 from dpdist.cli.options import LOCAL, STORE, cluster_options, grouped, json_option, options, share_of
 from dpdist.cli.output import answer
 from dpdist.cli.tables import KINDS, kind_of, write_table
 from dpdist.errors import UsageError
 from dpdist.options import ComponentsOptions
-from dpdist.pca.alignment import alignment, loadings_json, loadings_table, require_alignment
+from dpdist.pca.alignment import Alignment, alignment, loadings_json, loadings_table, require_alignment
 from dpdist.pca.bias import clipped_rows
+from dpdist.pca.components import Components
+from dpdist.pca.correlation import Correlation
 from dpdist.pca.correlation import correlation as correlation_of
 from dpdist.pipeline.components import fit_components, project_rows, scores_message
 from dpdist.privacy.checks import cautions_message
 from dpdist.release.advice import blindly_scaled_json, blindly_scaled_message
+from dpdist.release.artefact import Release
 from dpdist.report import text
 from dpdist.report.figures import draw_scree
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage.store import AnyStore
+
+
+class Found(NamedTuple):
+    """What is known of components of a release."""
+
+    alignment: Alignment | None
+    share: Captured | None  # of the variance; None for correlations and wide releases
+    standardised: Correlation | None
+
+    @classmethod
+    def of(cls, release: Release, components: Components, *, correlation: bool, drop_first: bool = False) -> Found:
+        """Return it for components of the second moment or of the correlations."""
+        if correlation:
+            standardised = correlation_of(release, len(components.components), drop_first=drop_first)
+            return cls(standardised.alignment, None, standardised)
+        aligned = alignment(release, components)
+        return cls(
+            aligned, None if aligned is None or len(release.names) > WIDE else captured(release, components), None
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """Return JSON values."""
+        return {name: value for part in self if part is not None for name, value in part.to_json().items()}
+
+    def describe(self, release: Release, components: Components) -> str:
+        """Return tables and their legend."""
+        if self.standardised is not None:
+            parts = [text.standardised(self.standardised, release.names)]
+        else:
+            aligned = self.alignment
+            parts = [] if aligned is None else [
+                text.alignment(aligned), text.loadings(components.components, aligned, release.names),
+            ]  # fmt: skip
+            parts += [] if self.share is None else [wrapped(self.share.describe())]
+        return "\n".join(filter(None, [*parts, blindly_scaled_message(release)]))
 
 
 @grouped()
@@ -66,10 +105,8 @@ def pca(
         cluster=cluster,
     )
     components = fitted.components
-    standardised = correlation_of(opened, len(components.components), drop_first=drop_first) if correlation else None
-    noise_alignment = standardised.alignment if standardised else alignment(opened, components)
-    ends = None if noise_alignment is None else noise_alignment.loadings
-    share = None if correlation or noise_alignment is None or len(opened.names) > WIDE else captured(opened, components)
+    found = Found.of(opened, components, correlation=correlation, drop_first=drop_first)
+    ends = None if found.alignment is None else found.alignment.loadings
     lengths = clipped_rows(opened)
     if plot is not None:
         draw_scree(require_alignment(opened, components), plot)
@@ -84,9 +121,7 @@ def pca(
         "eigenvalues_per_row": components.per_row,
         "cautions": list(opened.cautions),
         "shortened": lengths.to_json(),
-        **({} if noise_alignment is None else noise_alignment.to_json()),
-        **({} if share is None else share.to_json()),
-        **({} if standardised is None else standardised.to_json()),
+        **found.to_json(),
         **loadings_json(components.components, ends, opened.names),
         **blindly_scaled_json(opened),
     }
@@ -98,13 +133,7 @@ def pca(
     message = (
         f"{model}: {counted(len(components.components), 'component')} {lengths.describe()}{largest}{before}.{warning}"
     )
-    table = "" if noise_alignment is None else f"\n{text.alignment(noise_alignment)}"
-    if noise_alignment is not None and (largest := text.loadings(components.components, noise_alignment, opened.names)):
-        table += f"\n{largest}"
-    table += "" if share is None else f"\n{wrapped(share.describe())}"
-    if standardised is not None:
-        table = f"\n{text.standardised(standardised, opened.names)}"
-    table += f"\n{blindly}" if (blindly := blindly_scaled_message(opened)) else ""
+    table = f"\n{found.describe(opened, components)}".rstrip()
     answer(as_json, value, f"{wrapped(message)}{table}\n{wrapped(lengths.warning())}".rstrip())
 
 

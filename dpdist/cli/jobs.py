@@ -25,6 +25,7 @@ from dpdist.naming import naming
 from dpdist.options import ClusterOptions
 from dpdist.pca.components import captured_variance
 from dpdist.pca.eigen import top_eigenpairs
+from dpdist.pca.model import open_model
 from dpdist.pipeline import budget, release
 from dpdist.pipeline.components import fit_components, project_rows
 from dpdist.privacy.guarantee import PrivacyLoss
@@ -72,6 +73,11 @@ def run(job: Path, cluster_settings: ClusterOptions, continual: int | None, dry_
     outcome = job_runs.run(parsed, say=say, progress=BARS)
     if as_json:
         click.echo(json.dumps(fields_as_json(outcome)))
+    elif isinstance(outcome, job_runs.JobOutcome) and outcome.model is not None:
+        from dpdist.cli.components import Found  # noqa: PLC0415 - a job without components does without
+
+        components, opened = open_model(outcome.model).components, outcome.release.release
+        show(Found.of(opened, components, correlation=parsed.correlation).describe(opened, components))
 
 
 @click.command()
