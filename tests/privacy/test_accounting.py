@@ -23,6 +23,7 @@ from scipy import stats
 
 from dpdist.errors import DataError, UsageError
 from dpdist.privacy.accounting import (
+    CapSet,
     Filter,
     Left,
     caps_for,
@@ -37,6 +38,7 @@ from dpdist.privacy.accounting import (
     share,
 )
 from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
+from dpdist.privacy.profile import mu_of_pure
 
 # epsilon, delta and sigma at sensitivity 1, computed independently in 50 digits
 GOLDEN_SIGMA = [
@@ -102,6 +104,11 @@ def test_equal_gaussian_shares_fit_the_budget_that_they_share_and_one_more_does_
     assert gaussian_delta(Fraction(epsilon), count * (guarantee.mu_squared or Fraction(0))) <= budget.delta
     assert fits([guarantee] * count, budget)
     assert not fits([guarantee] * (count + 1), budget)
+
+
+def test_pure_shares_divide_epsilon_and_delta() -> None:
+    budget = PrivacyLoss.parse("1", "3e-6")
+    assert share(budget, 3, gaussian=False) == PrivacyLoss.parse("0.333333", "1e-6")
 
 
 def test_many_small_pure_releases_may_be_charged_as_gaussian_ones() -> None:
@@ -174,6 +181,8 @@ def test_what_is_said_to_be_left_can_be_had_and_a_little_more_cannot() -> None:
     for epsilon in ("0.000003", "0.5", "2.000001"):  # all of a new budget is left, to the last millionth
         budget = PrivacyLoss.parse(epsilon, "1e-6")
         assert filter_for(budget, []).left().gaussian_micro == budget.epsilon_micro
+        caps = (CapSet(mu_squared=mu_of_pure(Fraction(epsilon))),)  # of this pure release, and of no larger one
+        assert Filter(budget, caps).left().pure_micro == budget.epsilon_micro
 
 
 def test_what_is_left_is_told_in_four_digits_rounded_down() -> None:

@@ -158,6 +158,18 @@ def test_parameters_out_of_range_are_refused(parameters: dict[str, Any], error: 
         RowBound(**{"columns": 3, "clip_norm": 1.0} | parameters)
 
 
+def test_a_clip_norm_that_is_not_positive_is_named_as_such() -> None:
+    with pytest.raises(DataError, match="positive finite"):
+        RowBound(3, 0.0)
+
+
+@pytest.mark.parametrize("bits", [2, 16, 24])
+def test_sums_are_limited_to_the_rows_that_float64_and_int64_hold(bits: int) -> None:
+    bound = RowBound(2**13 - 1, 1.0, bits)  # one column more is refused at 24 bits
+    assert bound.exact_rows == 2**53 // 4**bits  # |z|² <= 4**bits: sums of squares up to 2**53 are exact in float64
+    assert bound.total_rows == 2**63 // 4**bits * 3 // 4  # int64, less a quarter for noise
+
+
 @pytest.mark.parametrize("clip", [math.nextafter(2.0**-500, 1), math.nextafter(2.0**500, 1)])
 def test_the_first_clip_norms_that_are_taken_bound_rows(clip: float) -> None:
     bound = RowBound(2, clip)
