@@ -13,7 +13,7 @@ from dpdist.errors import UsageError
 from dpdist.estimators.fit import request_of
 from dpdist.estimators.pca import PrivatePCA
 from dpdist.ingest.readers.base import UNNAMED
-from dpdist.naming import ESTIMATORS, naming
+from dpdist.naming import ESTIMATORS, naming, parameter
 from dpdist.pipeline.table import rows_of_file
 from dpdist.privacy.guarantee import Number, PrivacyLoss
 from dpdist.rows.automatic import TextColumns, require_owner, schema_of_numbers
@@ -105,10 +105,14 @@ def private_pca(
     >>> abs(pca.components_).round(1)
     array([[0.7, 0.7]])
     """
-    owner = Owner(person, max_rows, each_row_is_a_person)
     with naming(ESTIMATORS):
+        owner = Owner(person, max_rows, each_row_is_a_person)
         if isinstance(table, str | os.PathLike):
             budget = None
+            if "ledger" in parameters or "budget" in parameters:
+                raise UsageError(f"The ledger of a file is next to it. Leave {parameter('ledger')} and budget out.")
+            if "budget_delta" in parameters and "budget_epsilon" not in parameters:
+                raise UsageError(f"{parameter('budget_delta')} needs {parameter('budget_epsilon')}.")
             if "budget_epsilon" in parameters:
                 budget_delta = parameters.pop("budget_delta", None) or delta or 0
                 budget = PrivacyLoss.parse(str(parameters.pop("budget_epsilon")), str(budget_delta))

@@ -341,11 +341,11 @@ def columns_at(
         return head.names, None if head.kinds is None else [*head.kinds]
 
 
-def table_at(location: SourceLocation, scratch_dir: Path, header: str | None) -> tuple[Head, set[str]] | None:
-    """Return head and unclear columns of a table; None for a file of numbers only. Reads all cells of text."""
+def table_at(location: SourceLocation, scratch_dir: Path, header: str | None) -> tuple[Head, set[str] | None]:
+    """Return head and unclear columns of a table; None for those of a file of numbers only. Reads all cells of text."""
     with opened_sources(location, scratch_dir, Choices(header=header)) as sources, sources.named(0) as source:
         if not any("schema" in _kind(path).takes for path, _ in located(location)):
-            return None
+            return source.head, None
         return source.head, source.unclear_columns
 
 

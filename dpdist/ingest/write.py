@@ -75,9 +75,9 @@ def ingest(
     choices: Choices = Choices(),  # noqa: B008 - frozen
     say: Callable[[str], None] | None = None,
     elsewhere: Any = None,
-    identity: tuple[str, str] | None = None,
+    identity: Callable[[], tuple[str, str]] | None = None,
 ) -> RowsTable:
-    """Write files of rows into a new rows.zarr; ``elsewhere`` offers workers, ``identity`` is not a random one."""
+    """Write files of rows into a new rows.zarr; ``elsewhere`` offers workers, ``identity`` is called last."""
     target = store_at(target)
     target.require_new("rows")
     named = unit
@@ -99,7 +99,7 @@ def ingest(
                 staging = enter(target.staged("rows", resume=_identity(source, origin, states, budget))).absolute()
             head = partial(
                 head_of, budget=budget, ledger_id=ledger_id, period=period, unit=unit, schema=choices.schema,
-                origin=origin, identity=identity,
+                origin=origin,
             )  # fmt: skip
             table = _Ingest(
                 source,
@@ -113,7 +113,12 @@ def ingest(
                 say or (lambda _: None),
                 period is not None,
             )
-            complete(staging, lambda: head(*table.written(states, elsewhere, progress, compress=compress)))
+
+            def last() -> bytes:
+                written = table.written(states, elsewhere, progress, compress=compress)
+                return head(*written, identity=None if identity is None else identity())
+
+            complete(staging, last)
     except ChoiceRequiredError as error:
         question = error.asked(source, target)
     else:

@@ -46,7 +46,8 @@ class Balance:
         if self.exceeded:
             return "all charges together exceed the budget"
         if self.exhausted:
-            return "the charges here keep the budget; releases of other copies are unknown"
+            stated = "" if self.condition is None else f" if {self.condition}"
+            return f"the charges here keep the budget{stated}; releases of other copies are unknown"
         if self.closed:
             return "none if a release was chosen from earlier answers: no caps were fixed before the first"
         sentence = "all charges together keep the budget"
@@ -414,8 +415,10 @@ class FoldedLedger:
         count, accounts = len(view.charged), view.accounts_for()
         if accounts is None:
             nothing = Left(0, 0, budget.delta_atto, 1.0)
-            exceeded = view.exceeded is not None
-            return Balance(budget, count, nothing, closed=True, exhausted=view.exhausted, exceeded=exceeded)
+            return Balance(
+                budget, count, nothing, closed=True, exhausted=view.exhausted, condition=view.condition,
+                exceeded=view.exceeded is not None,
+            )  # fmt: skip
         left = accounts.to_come.left()
         closed = None if view.periods is None else accounts.left(view.periods) if view.periods else left
         return Balance(budget, count, left, closed, condition=view.condition)

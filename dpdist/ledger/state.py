@@ -361,8 +361,12 @@ class View:
             self._book(self.accounts, record)
 
     def _book(self, accounts: PeriodFilters, record: Record) -> None:
-        """Charge a release, and record if it exceeds the caps or has another relation than the first one."""
-        alike = self.first_charged is not None and self.first_charged.neighbours is record.guarantee.neighbours
+        """Charge a release, and record if it exceeds the caps or has another relation or unit than the first one."""
+        first = self._first
+        alike = first is not None and (
+            (first.guarantee.neighbours, first.parameters.get("unit"))
+            == (record.guarantee.neighbours, record.parameters.get("unit"))
+        )  # fmt: skip
         if not accounts.book(record.release_id, record.charge) or not alike:
             self.exceeded = self.exceeded or record.release_id
 
@@ -441,9 +445,13 @@ class View:
         return [record.charge for record in self._active]
 
     @property
+    def _first(self) -> Record | None:
+        return next((record for record in self.records.values() if record.state is not State.ABORTED), None)
+
+    @property
     def first_charged(self) -> Guarantee | None:
         """The guarantee of the first of these releases."""
-        return next((r.guarantee for r in self.records.values() if r.state is not State.ABORTED), None)
+        return None if self._first is None else self._first.guarantee
 
     def caps(self, first: Guarantee | None = None) -> tuple[CapSet, ...] | None:
         """Return the fixed caps, or those that would be fixed if ``first`` were the next release.

@@ -42,7 +42,8 @@ from dpdist.pca.bias import warning as rounding_warning
 from dpdist.pipeline.budget import ledger_place
 from dpdist.pipeline.clip_norm import draw_stages, require_choice
 from dpdist.privacy import checks
-from dpdist.privacy.guarantee import Guarantee
+from dpdist.privacy.accounting import Filter, caps_for
+from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.release import advice, stages, trusted
 from dpdist.release.advice import blindly_scaled_message
 from dpdist.release.artefact import Release, open_release
@@ -248,12 +249,15 @@ def release_table(
     return Outcome(open_release(store), store.address(), fresh)
 
 
-def require_releasable(table: Table, request: ReleaseRequest) -> None:
-    """Refuse a request that these rows can never have released, from public facts; no ledger is needed."""
+def require_releasable(table: Table, request: ReleaseRequest, budget: PrivacyLoss) -> None:
+    """Refuse a request that these rows or a budget can never have released, from public facts; without a ledger."""
     guarantee = request.guarantee(table)
     if guarantee is None or request.for_reproduction:
         raise UsageError("A release for reproduction has no budget. Ingest the file, and release its rows.")
     checks.require_small_delta(guarantee.loss, request.neighbours, table.rows, accepted=request.accept_large_delta)
+    advice.require_centre_of_dropped(table, centred=_centred(request))
+    if not Filter(budget, caps_for(budget, guarantee)).holds(guarantee):
+        raise UsageError(f"A release of {guarantee.loss} exceeds the budget {budget}. Nothing was declared or spent.")
     if request.chooses:
         require_choice(trusted.MomentTransaction(request, table, Path(), store_at("release.zarr")))
 
@@ -276,12 +280,13 @@ def _report_free_norm(transaction: trusted.MomentTransaction, on_message: Callab
         on_message(f"{free} A privately chosen one may be smaller, with less noise.")
 
 
+def _centred(request: ReleaseRequest) -> bool:
+    return request.centre is not None or "scale" in request.chooses
+
+
 def _require_centre(transaction: trusted.MomentTransaction, on_message: Callable[[str], None]) -> None:
     """Refuse a table with dropped rows and no centre, and report how an older table treats them."""
-    request = transaction.request
-    advice.require_centre_of_dropped(
-        transaction.table, centred=request.centre is not None or "scale" in request.chooses
-    )
+    advice.require_centre_of_dropped(transaction.table, centred=_centred(transaction.request))
     if dropped := advice.dropped(transaction.table):
         on_message(dropped)
 

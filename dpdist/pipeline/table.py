@@ -9,15 +9,15 @@ The digest of the file stays in the state folder (:mod:`dpdist.ledger.state_fold
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any, NamedTuple
 
 from dpdist._util.progress import Progress, steps
 from dpdist._util.text import canonical, counted, listed
-from dpdist.errors import DataError, ResumableError, UsageError
+from dpdist.errors import DataError, UsageError
 from dpdist.ingest.readers.base import UNNAMED, ChoiceRequiredError, Choices
 from dpdist.ingest.sources import KINDS, table_at
 from dpdist.ingest.write import ingest
@@ -30,7 +30,7 @@ from dpdist.pipeline.release import require_releasable
 from dpdist.pipeline.sources import Workers, read_for
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.request import ReleaseRequest
-from dpdist.rows.automatic import schema_of_numbers
+from dpdist.rows.automatic import require_owner, schema_of_numbers
 from dpdist.rows.dataset import RowsTable, open_ingested
 from dpdist.rows.schema import Schema
 from dpdist.rows.units import Owner, Unit, unit_from
@@ -75,30 +75,30 @@ def rows_of_file(
         raise DataError(f"{file} is not a file. Check its name.")
     if target is not None and store_at(target).absolute() == store_at(first).absolute():
         raise UsageError(f"The rows of {file} are stored in {first}. Choose another name for the release.")
+    content = _content_of(file)
     schema, unit = _meaning(file, schema, header, owner)
     choices = Choices(header=header, schema=schema)
-    content = _content_of(file)
     identity = state_folder.identity_of(content, str(first.absolute()))
     described = canonical([choices.to_json(), None if unit is None else unit.to_json()])
     variant = hashlib.sha256(described.encode()).hexdigest()
-    rows = _place(file, first, identity, variant)
-    fresh = make_once(
-        rows.exists,
-        lambda: ingest(
+
+    def unchanged() -> tuple[str, str]:
+        if _content_of(file) != content:
+            raise DataError(f"{file} changed while it was read. Run the same command again when it is complete.")
+        return identity, variant
+
+    def make(rows: Path) -> None:
+        ingest(
             file, rows, unit=unit, choices=choices, progress=steps(progress, "Ingesting in this process"),
-            elsewhere=Workers(cluster, progress), identity=(identity, variant),
-        ),
-    )  # fmt: skip
-    if fresh and _content_of(file) != content:
-        shutil.rmtree(rows)
-        raise DataError(f"{file} changed while it was read. Run the same command again when it is complete.")
-    table, place = open_ingested(rows), state_folder.seen(identity).place
-    if (table.dataset_id, table.variant) != (identity, variant):
-        raise ResumableError(f"Another process made {rows} with another schema. Run the same command again.")
-    ledger = default_ledger(first) if place is None else parse_address(place)
+            elsewhere=Workers(cluster, progress), identity=unchanged,
+        )  # fmt: skip
+
+    table, rows = _made(file, first, (identity, variant), make)
+    place = state_folder.seen(identity).place
+    ledger = default_ledger(first) if place is None else _moved(first, parse_address(place))
     if table.ledger_id is None:
         if place is None:
-            require_releasable(table, request)  # before a budget is declared for good
+            require_releasable(table, request, budget or request.loss)  # before it is declared for good
         create_ledger(ledger, rows, budget or (request.loss if place is None else None))
         table = open_ingested(rows)
     elif budget is not None and budget != Ledger(ledger).budget:
@@ -123,17 +123,48 @@ def _meaning(file: Path, schema: Any, header: str | None, owner: Owner) -> tuple
     return schema if isinstance(schema, Schema) else read_for(schema, file, header), None
 
 
+def _made(
+    file: Path, first: Path, identity: tuple[str, str], make: Callable[[Path], None]
+) -> tuple[RowsTable, Path]:  # fmt: skip
+    """Return the rows of a file and where they are; make them if there are none."""
+    for _ in range(2):  # again if another process was faster, with another schema
+        rows = _place(file, first, *identity)
+        make_once(rows.exists, partial(make, rows))
+        table = open_ingested(rows)
+        if (table.dataset_id, table.variant) == identity:
+            return table, rows
+    raise DataError(f"{rows} exists already, with other rows than {file}. Rename it, or give {file} another name.")
+
+
 def _place(file: Path, first: Path, identity: str, variant: str) -> Path:
     """Return where the rows are or will be: next to the file, under another name for another schema."""
     if not first.exists():
         return first
     table = open_ingested(first)
     if table.dataset_id != identity:
+        if table.variant is not None:
+            raise DataError(
+                f"{first} has other rows than {file} now. Either the file was changed: give the new one another name. "
+                f"Or the state folder was lost: restore it ({state_folder.state_home()}), because another name would "
+                "be a second budget of the same people."
+            )
         raise DataError(
             f"{first} exists already, with other rows than {file}, or from another command. To release the rows there: "
             f"{step('release', first, 'RELEASE', epsilon='E', delta='D')}. To release {file}, give it another name."
         )
     return first if table.variant == variant else first.with_name(f"{first.stem}-{variant[:8]}.zarr")
+
+
+def _moved(first: Path, place: LedgerAddress) -> LedgerAddress:
+    """Return where the recorded ledger is: its place or, if the folder was moved, next to the rows."""
+    if Ledger.stands_at(place):
+        return place
+    if Ledger.stands_at(default_ledger(first)):
+        return default_ledger(first)  # whether it is the recorded one is verified at the charge, as for every ledger
+    raise DataError(
+        f"The ledger {place} is missing. Restore it from a copy, or move it to {default_ledger(first)}; nothing was "
+        "read or spent."
+    )
 
 
 def _content_of(file: Path) -> str:
@@ -160,11 +191,12 @@ def _decisions(file: Path, table: RowsTable, ledger: LedgerAddress) -> str:
 def automatic_schema(file: Path, header: str | None, owner: Owner) -> Schema | None:
     """Return the schema of a table of numbers; None for a file that contains nothing else."""
     try:
-        found = table_at(file, Path(gettempdir()), header)
+        head, unclear = table_at(file, Path(gettempdir()), header)
     except ChoiceRequiredError as error:
         raise DataError(f"{error} Add {parameter('header', 'yes')} or {parameter('header', 'no')}.") from None
-    if found is None:
+    if unclear is None:
+        if owner == Owner():
+            require_owner(file, [*head.names, *head.labels], owner)
         return None
-    head, unclear = found
     indexes = {head.names[place] for place in head.indexes} | UNNAMED.intersection(head.names)
     return schema_of_numbers(file, head.names, head.kinds, unclear, indexes, owner, header)

@@ -26,24 +26,25 @@ from dpdist.rows.units import Owner
 
 _OWNERS = frozenset({
     "account", "applicant", "card", "child", "citizen", "client", "cust", "customer", "donor", "email", "employee",
-    "family", "household", "individual", "member", "mrn", "participant", "passenger", "pat", "patient", "person",
-    "phone", "player", "pupil", "record", "resident", "respondent", "ssn", "student", "subject", "taxpayer", "user",
-    "visitor", "voter", "worker",
+    "family", "household", "individual", "member", "mrn", "nhs", "participant", "passenger", "pat", "patient",
+    "person", "phone", "player", "pt", "pupil", "record", "resident", "respondent", "ssn", "student", "subj", "subject",
+    "taxpayer", "user", "usubj", "visitor", "voter", "worker",
 })  # fmt: skip
 _NUMBERED = frozenset({"code", "id", "identifier", "key", "no", "nr", "num", "number", "uid"})
-_ALONE = frozenset({"id", "identifier", "uid"})
+_ALONE = frozenset({"eid", "id", "identifier", "uid"})  # eid: of the UK Biobank
+_JOINED = re.compile(r"s?(?:code|id|key|no|nr|num|number)?$")  # a plural, a number written in one word
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
 def names_person(name: str) -> bool:
     """Return whether a column is named like an identifier of persons.
 
-    >>> [name for name in ("person_id", "PatientID", "id", "user", "income", "customer_age") if names_person(name)]
-    ['person_id', 'PatientID', 'id', 'user']
+    >>> [name for name in ("person_id", "id", "USUBJID", "obs/donor", "income", "customer_age") if names_person(name)]
+    ['person_id', 'id', 'USUBJID', 'obs/donor']
     """
-    parts = {part.lower() for part in _PARTS.findall(name)}
-    owners = {part for part in parts if part in _OWNERS or part.removesuffix("s") in _OWNERS}
-    return parts <= owners | _NUMBERED and bool(owners or (parts and parts <= _ALONE))
+    parts = {part.lower() for part in _PARTS.findall(name.rpartition("/")[2])}
+    owners = {part for part in parts if not _OWNERS.isdisjoint({part, _JOINED.sub("", part)})}
+    return parts <= owners | _NUMBERED | _ALONE and bool(owners or (parts and parts <= _ALONE))
 
 
 class TextColumns:
@@ -81,13 +82,6 @@ class TextColumns:
 
 def require_owner(source: object, names: Sequence[str], owner: Owner) -> list[str]:
     """Return the columns named like identifiers; refuse a table with one if nobody said whose row a row is."""
-    if owner.column is not None and owner.each_row:
-        raise UsageError(f"{parameter('person')} and {parameter('each_row_is_a_person')} exclude each other.")
-    if (owner.column is None) != (owner.max_rows is None):
-        raise UsageError(
-            f"{parameter('person')} and {parameter('max_rows')} belong together: the column that identifies a person, "
-            "and how many rows of each to keep."
-        )
     owners = [name for name in names if names_person(name)]
     if owner.column is not None and owner.column not in names:
         raise UsageError(f"{source} has no column {owner.column!r}. It has: {listed(names)}.", parameter="person")

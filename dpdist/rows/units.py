@@ -294,6 +294,15 @@ class Owner:
     max_rows: int | None = None
     each_row: bool = False
 
+    def __post_init__(self) -> None:
+        if self.column is not None and self.each_row:
+            raise UsageError(f"{parameter('person')} and {parameter('each_row_is_a_person')} exclude each other.")
+        if (self.column is None) != (self.max_rows is None):
+            raise UsageError(
+                f"{parameter('person')} and {parameter('max_rows')} belong together: the column that identifies a "
+                "person, and how many rows of each to keep."
+            )
+
 
 def unit_from(
     column: str | None, max_rows: int | None, keep: Keep | None = None, max_periods: int | None = None

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from support.cli_scene import Call, tree
+from support.ingest_scene import GENES, write_h5ad
 
 import dpdist
 from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.ingest import write
 from dpdist.ledger.ledger import Ledger
+from dpdist.pipeline import table as module
 
 ROWS = 4000
 LOSS = ("--epsilon", "1", "--delta", "1e-6")
@@ -66,8 +71,7 @@ def test_another_epsilon_on_the_file_or_on_a_copy_is_refused(folder: Path, call:
     assert not (folder / "copy.ledger").exists()
     table(seed=2).to_parquet("t.parquet")
     said = call("release", "t.parquet", "r2.zarr", *LOSS)
-    assert said.code == 4
-    assert re.search(r"t\.zarr exists already, .* release the rows there: dpdist release t\.zarr RELEASE", said.message)
+    assert (said.code, "t.zarr has other rows than t.parquet now." in said.message) == (4, True)
     assert not (folder / "r2.zarr").exists()
 
 
@@ -139,8 +143,92 @@ def test_what_is_for_files_is_refused_for_rows_and_a_release_over_the_rows(call:
     assert call("ingest", "n.npy", "n.zarr", "--budget-epsilon", "1", "--budget-delta", "1e-6").code == 0
     said = call("release", "n.zarr", "r.zarr", *LOSS, "--each-row-is-a-person")
     assert (said.code, "n.zarr is not a file." in said.message) == (2, True)
+    said = call("release", "n.npy", "r.zarr", *LOSS)
+    assert said.code == 4
+    assert re.search(r"n\.zarr exists already, .* release the rows there: dpdist release n\.zarr RELEASE", said.message)
     assert call("release", "n.zarr", "r.zarr", *LOSS).code == 0  # centre, scale and clip norm are chosen here, too
     assert dpdist.open_release("r.zarr").stage is not None
+
+
+def test_a_request_that_cannot_succeed_declares_no_budget(folder: Path, call: Call) -> None:
+    table().to_parquet("t.parquet")
+    for asked, cure in (
+        (("--clip", "300"), "Let the release choose a centre"), (("--budget-epsilon", "0.5"), "exceeds the budget"),
+        (("--budget-epsilon", "2", "--budget-delta", "0"), "exceeds the budget"),
+    ):  # fmt: skip
+        said = call("release", "t.parquet", "r.zarr", *LOSS, *asked)
+        assert (said.code != 0, cure in said.message) == (True, True), said.message
+    for wrong in ({"ledger": "other.ledger"}, {"budget_delta": 1e-5}):
+        with pytest.raises(UsageError):
+            dpdist.private_pca("t.parquet", epsilon=1, delta=1e-6, **wrong)
+    assert not (folder / "t.ledger").exists()
+    assert call("release", "t.parquet", "r.zarr", *LOSS).code == 0
+
+
+def test_whose_cells_they_are_is_asked_too(folder: Path, call: Call) -> None:  # noqa: ARG001
+    donors = pd.DataFrame({"donor": [f"d{row % 4}" for row in range(40)]}, index=[str(row) for row in range(40)])
+    write_h5ad(Path("t.h5ad"), np.random.default_rng(1).normal(size=(40, len(GENES))), obs=donors)
+    said = call("release", "t.h5ad", "r.zarr", "--epsilon", "1")
+    assert (said.code, "named like an identifier of persons: obs/donor" in said.message) == (2, True)
+
+
+def before_ingest(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Let something happen between the decision where rows are written and their first byte."""
+    original = write.ingest
+
+    def delayed(*given: Any, **options: Any) -> Any:
+        monkeypatch.setattr(module, "ingest", original)
+        act()
+        return original(*given, **options)
+
+    monkeypatch.setattr(module, "ingest", delayed)
+
+
+def test_rows_that_another_process_made_first_are_not_taken_for_these(
+    folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table().to_csv("t.csv", index=False)
+    table(seed=2).to_csv("t.csv.gz", index=False)
+    before_ingest(monkeypatch, lambda: call("release", "t.csv.gz", "other.zarr", *LOSS))
+    said = call("release", "t.csv", "r.zarr", *LOSS)
+    assert (said.code, "t.zarr has other rows than t.csv now." in said.message) == (4, True)
+    assert not (folder / "r.zarr").exists()
+    table().assign(who=np.arange(ROWS) // 2).to_csv("u.csv", index=False)
+    before_ingest(monkeypatch, lambda: call("release", "u.csv", "u1.zarr", *LOSS))
+    said = call("release", "u.csv", "u2.zarr", *LOSS, "--person", "who", "--max-rows", 1)
+    assert (said.code, "protects another privacy unit" in said.err) == (3, True)
+    assert not (folder / "u2.zarr").exists()
+
+
+def test_a_file_that_changes_while_it_is_read_has_no_rows(
+    folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table().to_csv("t.csv", index=False)
+    original = write.ingest
+
+    def changed(*given: Any, **options: Any) -> None:
+        table(seed=2).to_csv("t.csv", index=False)
+        original(*given, **options)
+        raise AssertionError("these rows were published, and a process that dies here leaves them")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "ingest", changed)
+        said = call("release", "t.csv", "r.zarr", *LOSS)
+    assert (said.code, "t.csv changed while it was read" in said.message) == (4, True)
+    assert not list(folder.glob("*.zarr"))
+    assert call("release", "t.csv", "r.zarr", *LOSS).code == 0
+
+
+def test_a_folder_that_was_moved_takes_its_ledger_along(tmp_path: Path, state: Path, call: Call) -> None:  # noqa: ARG001
+    (tmp_path / "a").mkdir()
+    table().to_csv(tmp_path / "a/t.csv", index=False)
+    assert call("release", tmp_path / "a/t.csv", tmp_path / "r.zarr", *LOSS).code == 0
+    (tmp_path / "a").rename(tmp_path / "b")
+    said = call("release", tmp_path / "b/t.csv", tmp_path / "again.zarr", *LOSS)
+    assert (said.code, "nothing spent" in said.out) == (0, True)
+    (tmp_path / "b/t.ledger").rename(tmp_path / "c.ledger")
+    said = call("release", tmp_path / "b/t.csv", tmp_path / "third.zarr", *LOSS)
+    assert (said.code, f"or move it to {tmp_path}/b/t.ledger" in said.message) == (4, True)
 
 
 def test_python_has_the_same_in_one_call(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +110,15 @@ def test_a_copy_that_answered_under_the_small_budget_charges_nothing_after_the_o
 
 
 @pytest.mark.usefixtures("state")
+def test_the_condition_outlives_the_witness(ledger: Ledger, state: Path) -> None:
+    charged(ledger, "one", gaussian("0.5", "1e-6"))
+    assert ledger.commit("one", ledger.begin("one") or 0, [b"noise"])
+    ledger.raise_budget(LARGE)
+    shutil.rmtree(state)
+    ledger.adopt()
+    assert re.search(r"keep the budget if the budget was raised .*; releases of other copies", ledger.balance().promise)
+
+
 def test_the_line_of_a_refusal_works_as_typed_and_releases_repeat_the_condition(
     tmp_path: Path,
     call: Call,
