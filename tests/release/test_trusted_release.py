@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from support.ledgers import copy_of
 from support.trusted_scene import (
     BITS,
     ROWS,
@@ -33,6 +34,21 @@ from dpdist.release.artefact import open_release
 from dpdist.release.request import Centring
 from dpdist.release.trusted import MomentTransaction
 from dpdist.storage.store import store_at
+
+
+def test_what_another_copy_of_the_ledger_published_is_published_and_another_release_is_not(
+    transaction: MomentTransaction,
+) -> None:
+    copy = copy_of(transaction.ledger)
+    transaction.reserve()
+    trusted.finalise(transaction, total_of(transaction))
+    trusted.publish(transaction)
+    assert Ledger(copy).adopt() == [transaction.release_id]
+    trusted.publish(replace(transaction, ledger=copy))
+    assert trusted.stands_at(transaction.target, transaction.release_id)
+    for other in ("r-another", None):
+        with pytest.raises(DataError, match="contains another release"):
+            trusted.stands_at(transaction.target, other)
 
 
 @pytest.mark.parametrize("obstacle", ["file", "folder", "empty folder", "changed", "with more in it", "with less"])

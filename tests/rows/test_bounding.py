@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from dataclasses import replace
@@ -156,6 +157,20 @@ def test_public_centre_and_scale_come_before_the_clip() -> None:
 def test_parameters_out_of_range_are_refused(parameters: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         RowBound(**{"columns": 3, "clip_norm": 1.0} | parameters)
+
+
+@pytest.mark.parametrize(
+    "bound",
+    [
+        RowBound(2, 3.0, 8, centre=(1.0, 2.0), scale=(0.5, 4.0), constant=7), RowBound(2, 3.0, centre=(1.0, 2.0)),
+        RowBound(2, 3.0, scale=(0.5, 4.0)), RowBound(2, 3.0, rule=bounding.DITHERED),
+    ],
+)  # fmt: skip
+def test_json_values_restore_a_bound(bound: RowBound) -> None:
+    assert RowBound.from_json(json.loads(json.dumps(bound.to_json()))) == bound
+    # unbiased rounding makes rows longer
+    assert 3 - 2.1 * bound.unit < bound.shortened_norm <= 3
+    assert (bound.shortened_norm == 3) == (bound.rule == bounding.TRUNCATED)
 
 
 def test_a_clip_norm_that_is_not_positive_is_named_as_such() -> None:
