@@ -199,10 +199,10 @@ def release_command(
 ) -> None:  # fmt: skip
     """Publish RELEASE, a private second moment of TABLE. Repeating the command publishes the same bytes for free.
 
-    TABLE is the rows.zarr of an ingest, or a file, such as table.csv or table.parquet. The rows of a file are stored
-    next to it, with their ledger. Their budget is the loss of this release, unless --budget-epsilon is larger. Missing
-    values count as the centre of their column. Columns of text need --schema. The components of the correlation matrix
-    are printed.
+    TABLE is the rows.zarr of an ingest, or a file, such as table.csv or table.parquet. The rows of a file are
+    stored next to it, with their ledger. Their budget is the loss of this release, unless --budget-epsilon is
+    larger. Columns of text need --schema; without one, missing values count as the centre of their column. The
+    components of the correlation matrix are printed.
     """
     request, of_file = request_from(request_options), None
     if isinstance(rows, Path) and rows.is_file():

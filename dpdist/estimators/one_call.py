@@ -101,7 +101,7 @@ def private_pca(
     >>> size = random.normal(size=20_000)
     >>> frame = pd.DataFrame({"height": 170 + 9 * size, "weight": 70 + 9 * size + 6 * random.normal(size=20_000)})
     >>> pca = dpdist.private_pca(frame, epsilon=1, delta=1e-6, n_components=1)  # doctest: +ELLIPSIS
-    The table: 20000 rows of 2 columns. Each row is protected as a person. Rows in memory have no ledger: keep ...
+    The table: 20000 rows of 2 columns. Each row is protected as a person. Cells without a number count as the ...
     >>> abs(pca.components_).round(1)
     array([[0.7, 0.7]])
     """
@@ -128,7 +128,8 @@ def private_pca(
         data = _in_memory(table, schema, owner)
         say(
             f"The table: {counted(data.shape[0], 'row')} of {counted(data.shape[1], 'column')}. Each row is protected "
-            "as a person. Rows in memory have no ledger: keep the result, as a second call is another release."
+            "as a person. Cells without a number count as the centre of their column, which weakens its correlations. "
+            "Rows in memory have no ledger: keep the result, as a second call is another release."
         )
         return estimator.fit(data)
 
