@@ -109,6 +109,8 @@ def test_equal_gaussian_shares_fit_the_budget_that_they_share_and_one_more_does_
 def test_pure_shares_divide_epsilon_and_delta() -> None:
     budget = PrivacyLoss.parse("1", "3e-6")
     assert share(budget, 3, gaussian=False) == PrivacyLoss.parse("0.333333", "1e-6")
+    with pytest.raises(UsageError, match="cannot be divided"):
+        share(PrivacyLoss.parse("0.000001"), 2, gaussian=False)
 
 
 def test_many_small_pure_releases_may_be_charged_as_gaussian_ones() -> None:
