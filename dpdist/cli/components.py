@@ -30,7 +30,7 @@ from dpdist.storage.store import AnyStore
 
 
 class Found(NamedTuple):
-    """What is known of components of a release."""
+    """Alignment, shares and correlations of components of a release."""
 
     alignment: Alignment | None
     share: Captured | None  # of the variance; None for correlations and wide releases

@@ -1,4 +1,4 @@
-"""The schema of a table of numbers, decided by the software where nobody wrote one.
+"""The schema of a table of numbers, decided by the software if no schema is given.
 
 Columns of numbers, booleans and dates are kept, cells without a digit are missing values, and missing values count as
 the centre of their column. What words mean, and whose row a row is, cannot be decided: a table with a column of words,
@@ -81,7 +81,7 @@ class TextColumns:
 
 
 def require_owner(source: object, names: Sequence[str], owner: Owner) -> list[str]:
-    """Return the columns named like identifiers; refuse a table with one if nobody said whose row a row is."""
+    """Return the columns named like identifiers; refuse a table with one if the owner of a row is not given."""
     owners = [name for name in names if names_person(name)]
     if owner.column is not None and owner.column not in names:
         raise UsageError(f"{source} has no column {owner.column!r}. It has: {listed(names)}.", parameter="person")

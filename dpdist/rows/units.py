@@ -288,7 +288,7 @@ def _numbered(file: IO[bytes], kind: np.dtype[Any]) -> Iterator[tuple[Numbers, N
 
 @dataclass(frozen=True)
 class Owner:
-    """Whose row a row is: a column with ``max_rows`` rows of each person, or nobody's twice; None and False: unsaid."""
+    """Owner of a row: a column, with ``max_rows`` rows of each person, or ``each_row``; None and False: not given."""
 
     column: str | None = None
     max_rows: int | None = None
