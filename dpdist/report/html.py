@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 from markupsafe import Markup
 
-from dpdist._util.html import render
 from dpdist._util.text import counted, exactly
-from dpdist._version import __version__
 from dpdist.answers.block import beside, column_indices, source_units
 from dpdist.errors import BelowNoiseError, UsageError
 from dpdist.ledger.ledger import Ledger
@@ -30,9 +27,10 @@ from dpdist.report.answers import digits, number
 from dpdist.report.charts import guesses, tests
 from dpdist.report.correlations import heat_of, standardised_of
 from dpdist.report.findings import component_findings, explained_of
-from dpdist.report.promise import drawn_for, meaning_of, require_charged
+from dpdist.report.page import write_page
+from dpdist.report.promise import drawn_for, require_charged
 from dpdist.report.text import ALIGNED, SURE
-from dpdist.storage.store import AnyStore, replace_own, store_at
+from dpdist.storage.store import AnyStore
 
 _DEFAULT = 10
 _PAST = 50
@@ -70,16 +68,13 @@ def write(
         )
     require_charged(release, ledger)
     result = components(release, count or _default_count(release))
-    page = render(
-        "dpdist.report",
+    write_page(
+        release,
+        path,
         "release.html",
-        version=__version__,
-        today=datetime.now(UTC).date().isoformat(),
-        release=release,
         title=title,
         author=author,
         guarantee=release.guarantee,
-        meaning=meaning_of(release),
         pictures=None if release.guarantee is None else (guesses(release.guarantee), tests(release.guarantee)),
         budget=None if ledger is None else _budget(ledger, release),
         mechanism=mechanism_named(release.mechanism).info,
@@ -94,14 +89,6 @@ def write(
         clipped_rows=clipped_rows(release),
         noise=_noise(release),
         edge_known=noise_law(release) is not None,
-    )
-    private = not release.private_as_claimed
-    replace_own(
-        store_at(path),
-        page.encode(errors="replace"),
-        "report",
-        private=private,
-        own=lambda content: b"dpdist" in content[:4096],
     )
 
 

@@ -7,19 +7,17 @@ analyst stated, and cannot check: the officer confirms it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import NamedTuple
 
-from dpdist._util.html import render
 from dpdist._util.text import counted, exactly, listed
-from dpdist._version import __version__
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.mechanisms.registry import mechanism_named
 from dpdist.privacy.guarantee import Arithmetic
 from dpdist.release.artefact import Release
-from dpdist.report.promise import drawn_for, meaning_of, require_charged
-from dpdist.storage.store import AnyStore, replace_own, store_at
+from dpdist.report.page import write_page
+from dpdist.report.promise import drawn_for, require_charged
+from dpdist.storage.store import AnyStore
 
 _NAMED = 30
 """Largest number of columns that are listed."""
@@ -42,18 +40,7 @@ class Question(NamedTuple):
 def write(release: Release, path: AnyStore, *, ledger: Ledger | None = None, title: str = "", author: str = "") -> None:
     """Write the page, replacing a page written by dpdist."""
     require_charged(release, ledger)
-    page = render(
-        "dpdist.report", "officer.html", version=__version__, today=datetime.now(UTC).date().isoformat(),
-        release=release, meaning=meaning_of(release), title=title, author=author, questions=questions(release, ledger),
-    )  # fmt: skip
-    private = not release.private_as_claimed
-    replace_own(
-        store_at(path),
-        page.encode(errors="replace"),
-        "report",
-        private=private,
-        own=lambda content: b"dpdist" in content[:4096],
-    )
+    write_page(release, path, "officer.html", title=title, author=author, questions=questions(release, ledger))
 
 
 def questions(release: Release, ledger: Ledger | None) -> list[Question]:
