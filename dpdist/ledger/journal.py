@@ -274,7 +274,7 @@ class Transaction(ABC):
 
     @abstractmethod
     def _rows(self, first: int, most: int = ALL) -> Sequence[tuple[int, str, str]]:
-        """Return number, entry and digest of the entries from a number on, in order, at most so many."""
+        """Return number, entry and digest of the entries from ``first`` on, in order, at most ``most``."""
 
     @abstractmethod
     def _insert(self, sequence: int, entry: str, digest: str) -> None:

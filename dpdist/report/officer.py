@@ -115,7 +115,7 @@ def _mistakes(release: Release) -> Iterator[Answer]:
         yield Answer(True, "The clip norm was chosen privately; its cost is part of the guarantee.")
     else:
         norm = exactly(release.bound.clip_norm)
-        yield Answer(False, f"The clip norm {norm} comes from public knowledge: nobody looked at the rows to find it.")
+        yield Answer(False, f"The clip norm {norm} comes from public knowledge, not from the rows.")
     if "scale" in chosen:
         yield Answer(True, "Centre and scale of the columns were chosen privately, too.")
     elif release.bound.centre is not None or release.bound.scale is not None:

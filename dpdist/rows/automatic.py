@@ -32,7 +32,7 @@ _OWNERS = frozenset({
 })  # fmt: skip
 _NUMBERED = frozenset({"code", "id", "identifier", "key", "no", "nr", "num", "number", "uid"})
 _ALONE = frozenset({"eid", "id", "identifier", "uid"})  # eid: of the UK Biobank
-_JOINED = re.compile(r"s?(?:code|id|key|no|nr|num|number)?$")  # a plural, a number written in one word
+_JOINED = re.compile(f"s?(?:{'|'.join(sorted(_NUMBERED))})?$")  # a plural, a number written in one word
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
