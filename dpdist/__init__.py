@@ -45,6 +45,7 @@ if TYPE_CHECKING:  # the double names export them to type checkers
     from dpdist.pipeline.components import fit_components as fit_components
     from dpdist.pipeline.components import project_rows as project_rows
     from dpdist.pipeline.inspect import inspect_path as inspect_path
+    from dpdist.pipeline.matrix import release_matrix as release_matrix
     from dpdist.pipeline.release import combine_releases as combine_releases
     from dpdist.pipeline.release import release_rows as release_rows
     from dpdist.pipeline.sources import draft_schema as draft_schema
@@ -54,6 +55,8 @@ if TYPE_CHECKING:  # the double names export them to type checkers
     from dpdist.privacy.guarantee import PrivacyLoss as PrivacyLoss
     from dpdist.release.artefact import Release as Release
     from dpdist.release.artefact import open_release as open_release
+    from dpdist.release.matrix import MatrixRelease as MatrixRelease
+    from dpdist.release.matrix import open_matrix as open_matrix
     from dpdist.release.norm_histogram import NormsRequest as NormsRequest
     from dpdist.release.request import Centring as Centring
     from dpdist.release.request import ReleaseRequest as ReleaseRequest
@@ -85,10 +88,12 @@ _NAMES = {
     "pipeline.clip_norm": ("choose_clip_norm",),
     "pipeline.components": ("fit_components", "project_rows"),
     "pipeline.inspect": ("inspect_path",),
+    "pipeline.matrix": ("release_matrix",),
     "pipeline.release": ("combine_releases", "release_rows"),
     "pipeline.sources": ("draft_schema", "register_rows"),
     "privacy.guarantee": ("Guarantee", "Neighbours", "PrivacyLoss"),
     "release.artefact": ("Release", "open_release"),
+    "release.matrix": ("MatrixRelease", "open_matrix"),
     "release.norm_histogram": ("NormsRequest",),
     "release.request": ("Centring", "ReleaseRequest"),
     "rows.bounding": ("RowBound",),

@@ -13,28 +13,27 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 import numpy.typing as npt
 from sklearn.neighbors import NearestNeighbors
 
-from dpdist import Cluster, DataError, Neighbours, RowBound, cli, forecast_release
+from dpdist import DataError, Neighbours, RowBound, cli, forecast_release
 from dpdist.pca.eigen import top_eigenpairs
 from dpdist.pca.noise_edge import law_of
 from papers.common import data as sets
 from papers.common import pictures, runs
 from papers.common.answers import NOTICE, PublicMoment, moment_of, private_moment, request_for
-from papers.common.command import begin, experiment
+from papers.common.command import Asked, experiment
 from papers.common.runs import Json
 
 Floats = npt.NDArray[np.float64]
 NAME = "genomes"
-RESULTS = Path(__file__).resolve().parent / "results" / NAME
 DELTA = "1e-5"
 COMPONENTS = 4
 NEAREST = 5
@@ -256,15 +255,15 @@ def draw(cell: Json, shared: Any) -> Json:
     return found
 
 
-def cells_of(plan: Plan) -> list[Json]:
-    """Return every draw."""
+def cells_of(plan: Plan, most: int) -> list[Json]:
+    """Return every draw, or so many of each setting at most."""
     return [
         {"route": route, "mechanism": mechanism, "neighbours": relation, "epsilon": epsilon, "draw": number}
         for route, draws in plan.draws.items()
         for mechanism in MECHANISMS
         for relation in RELATIONS
         for epsilon in plan.epsilons
-        for number in range(draws)
+        for number in range(min(draws, most))
     ]
 
 
@@ -352,16 +351,15 @@ def of_other_half(rows: Floats) -> float:
     return captured[0] / captured[1]
 
 
-@click.command(help=(__doc__ or "").splitlines()[0])
-@experiment
-def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster) -> None:
+@experiment(__doc__, "XX minutes", runs=20, quick=2, of="draws of each setting, at most")
+def main(asked: Asked) -> None:
     """Run what is missing and write the results."""
-    folder, plan = begin(output or RESULTS), QUICK if quick else WHOLE
-    cohorts = read(data, 600 if quick else None)
+    plan = QUICK if asked.quick else WHOLE
+    cohorts = read(asked.data, 600 if asked.quick else None)
     routes = {name: route_of(cohorts, name) for name in plan.draws}
     settings: Json = {
         "notice": NOTICE,
-        "quick": quick,
+        "quick": asked.quick,
         "delta": DELTA,
         "components": COMPONENTS,
         "least allele frequency in the panel": LEAST_FREQUENCY,
@@ -373,16 +371,27 @@ def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster) 
         "data": cohorts.facts,
     }
     shared = {"routes": routes, "populations": cohorts.populations}
-    with runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store, cluster.connected() as executor:
-        found = runs.run(executor, store, draw, cells_of(plan), shared=shared, label="Private ancestry")
+    with runs.opened(asked.output / f"{NAME}.cells.jsonl", settings) as store, asked.cluster.connected() as executor:
+        found = runs.run(executor, store, draw, cells_of(plan, asked.runs), shared=shared, label="Private ancestry")
     means = summary(found)
     base = without_noise(cohorts, routes)
     told = forecasts(cohorts, routes, plan.epsilons, FORECAST_ROWS)
     facts = settings | {"without noise": base, "means": means, f"forecast for {FORECAST_ROWS} people": told}
-    runs.write(folder / NAME, found, facts)
-    picture(folder / f"{NAME}.png", plan, means, base)
-    scatter(folder / f"{NAME}_scores.png", cohorts, routes[plan.shown], plan)
-    click.echo(f"{len(found)} draws: {folder / NAME}.json, .csv, .png", err=True)
+    runs.write(asked.output / NAME, found, facts)
+    picture(asked.output / f"{NAME}.png", plan, means, base)
+    scatter(asked.output / f"{NAME}_scores.png", cohorts, routes[plan.shown], plan)
+    asked.finish(NAME, ".json .csv .png _scores.png", results_of(means))
+
+
+def results_of(means: list[Json]) -> Iterator[str]:
+    """Yield the recognised populations of the first mechanism and relation as lines of text."""
+    for m in means:
+        if (m["mechanism"], m["neighbours"]) == (MECHANISMS[0], RELATIONS[0]):
+            accuracy = m["accuracy"]
+            yield (
+                f"{m['route']}, epsilon {m['epsilon']}: {accuracy['mean']:.1f} % recognised ({accuracy['from']:.1f} to "
+                f"{accuracy['to']:.1f}), {m['seen']['mean']:.1f} components above the noise"
+            )
 
 
 def picture(path: Path, plan: Plan, means: list[Json], base: Json) -> None:

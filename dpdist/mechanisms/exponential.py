@@ -52,6 +52,9 @@ from dpdist.noise.entropy import Entropy
 from dpdist.noise.floats import haar
 from dpdist.privacy.guarantee import MICRO, Guarantee, Neighbours, PrivacyLoss
 
+BINGHAM_GAP = 1.5
+"""Gap between the first two eigenvalues, over d times the nuclear sensitivity over epsilon, up to which one vector of
+`bingham` captures more than `two-sided-wishart`: measured for a flat rest (``papers/jiang_xie_zhang/rank_k.py``)."""
 _SWEEPS = Option("sweeps", Kind.INTEGER, "number of sweeps of the Gibbs sampler, at least 1", 100)
 
 
@@ -98,6 +101,9 @@ class Bingham:
         cost="k eigendecompositions of d x d, O(sqrt(d)) candidates of d normals each",
         reference="McSherry & Talwar 2007; theorem in dpdist.mechanisms.exponential",
         options=(COMPONENTS,),
+        advice=f"for one component: captures more than two-sided-wishart where the gap between the first two eigenvalues "
+        f"is below about {2 * BINGHAM_GAP:g} d C²/epsilon replace-one, {BINGHAM_GAP:g} d C²/epsilon add-remove; with "
+        "several components it captures less",
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, components: int) -> CalibratedBingham:

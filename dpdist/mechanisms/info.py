@@ -114,6 +114,7 @@ class MechanismInfo:
     delta: DeltaUse = DeltaUse.NONE
     options: tuple[Option, ...] = ()
     replacement: str = ""
+    advice: str = ""
     units: bool = False
     semidefinite: bool = False
 

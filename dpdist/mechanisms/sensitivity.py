@@ -48,12 +48,26 @@ Each is M times that of one row, and attained by M equal rows against M equal ot
 Rows with a constant last entry c (private centring) satisfy the same bounds with ``S = 4^b + c²``. For c up to the clip
 norm and at least two other columns, orthogonal augmented rows exist (``x.y = -c²``), so the Frobenius and the nuclear
 bound are tight. The bound for the triangle is not, as the last entry of the diagonal never changes.
+
+**Declared sensitivities.** For other symmetric matrices than second moments (:mod:`dpdist.release.matrix`) the user
+declares how far two neighbouring matrices M and M' can be apart, in at least one norm. A bound in one norm implies one
+in each other norm, since a norm is largest at an extreme point of the unit ball of another:
+
+* Frobenius at most nuclear (at ``v v^T``), and at most sqrt(2) times l1 of the triangle (at ``E_ij + E_ji``);
+* nuclear at most sqrt(d) times Frobenius (at d equal eigenvalues), and at most twice l1 of the triangle;
+* l1 of the triangle at most (d+1)/2 times nuclear (at v of equal entries), and at most sqrt(d(d+3))/2 times Frobenius
+  (Cauchy-Schwarz, as the square counts each entry off the diagonal twice).
+
+The matrix is rounded to multiples of a public unit u, each entry to the nearest. So ``D = rnd(M/u) - rnd(M'/u)``
+differs from ``(M - M')/u`` by a symmetric matrix with entries of at most 1, whose norms are at most d (Frobenius),
+``d sqrt(d)`` (nuclear) and ``d(d+1)/2`` (l1 of the triangle). These are added to the declared ones over u.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 
 from dpdist.errors import UsageError
 from dpdist.privacy.guarantee import Neighbours
@@ -99,3 +113,54 @@ class LatticeQuery:
             square = (self.size + 2) ** 2 + 4 * half * (self.size - half)
             return self.rows * math.isqrt(square * self.bound**2 // 4)
         return self.rows * ((self.size + 1) * self.bound // 2)
+
+
+NORMS = ("frobenius", "nuclear", "l1")
+
+
+def ceil_sqrt(square: Fraction) -> int:
+    """Return the least integer whose square is at least ``square``."""
+    return math.isqrt(math.ceil(square) - 1) + 1 if square > 0 else 0
+
+
+def implied_squares(declared: dict[str, Fraction], size: int) -> dict[str, Fraction]:
+    """Return the square of the sensitivity in each norm, from the declared ones; proofs in the module docstring."""
+    factors: dict[str, dict[str, Fraction | int]] = {
+        "frobenius": {"frobenius": 1, "nuclear": 1, "l1": 2},
+        "nuclear": {"frobenius": size, "nuclear": 1, "l1": 4},
+        "l1": {"frobenius": Fraction(size * (size + 3), 4), "nuclear": Fraction((size + 1) ** 2, 4), "l1": 1},
+    }
+    return {norm: min(Fraction(factors[norm][name]) * value**2 for name, value in declared.items()) for norm in NORMS}
+
+
+@dataclass(frozen=True)
+class DeclaredQuery(LatticeQuery):
+    """A symmetric integer matrix whose sensitivities follow from declared ones; ``bound`` has no meaning."""
+
+    frobenius: int = 0
+    nuclear_norm: int = 0
+    l1: int = 0
+
+    @classmethod
+    def of(cls, declared: dict[str, Fraction], size: int, unit: Fraction, neighbours: Neighbours) -> DeclaredQuery:
+        """Return the query for a matrix in multiples of ``unit``, with the rounding of both neighbours."""
+        in_units = {norm: ceil_sqrt(square / unit**2) for norm, square in implied_squares(declared, size).items()}
+        return cls(
+            size, 1, neighbours,
+            frobenius=in_units["frobenius"] + size,
+            nuclear_norm=in_units["nuclear"] + ceil_sqrt(Fraction(size) ** 3),
+            l1=in_units["l1"] + size * (size + 1) // 2,
+        )  # fmt: skip
+
+    @property
+    def frobenius_squared(self) -> int:
+        return self.frobenius**2
+
+    @property
+    def nuclear(self) -> int:
+        """Bound on ``tr P + tr Q``, semidefinite integer matrices with D = P - Q (:mod:`dpdist.mechanisms.wishart`)."""
+        return self.nuclear_norm + self.size * (self.size + 2)
+
+    @property
+    def triangle_l1(self) -> int:
+        return self.l1

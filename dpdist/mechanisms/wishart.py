@@ -30,6 +30,13 @@ negative is itself such a D, of trace at most S, or M S.) The bound, 2 S / 2k an
 W1 - W2 and any D split into its parts, gives ``|D|_* / 2k``). So ``k = Delta_* / (2 epsilon)`` gives epsilon; k is
 rounded up to an integer, which only lowers it.
 
+**Any symmetric integer change D** of nuclear norm at most N (:class:`dpdist.mechanisms.sensitivity.DeclaredQuery`): the
+loss is at most ``(N + d² + 2d) / 2k``. *Proof.* Let P0 and Q0 be the positive and the negative part of D, and
+``c = ceil(d/2)``. ``P = rnd(P0) + c I`` is an integer matrix, so ``Q = P - D = Q0 + (rnd(P0) - P0) + c I`` is one. Both
+are positive semidefinite, since the entries of ``rnd(P0) - P0`` are at most 1/2 and its eigenvalues at most d/2. Their
+traces sum to at most ``tr P0 + tr Q0 + 2 (d/2 + c d) <= N + d + d (d+1)``. The argument above holds for D = P, and
+then for D = Q from E + P - Q. ∎
+
 **Moments.** Mean 0; ``Var E_ij = 2 (d+1) k²`` off and ``4 (d+1) k²`` on the diagonal; rounding adds about 1/6.
 
 **Arithmetic.** R is drawn exactly (:mod:`dpdist.noise.products`), and the theorem holds for the integers released:

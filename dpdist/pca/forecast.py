@@ -17,8 +17,10 @@ from dataclasses import dataclass, replace
 
 from dpdist.errors import UsageError
 from dpdist.mechanisms.base import is_private_as_claimed
+from dpdist.mechanisms.exponential import BINGHAM_GAP
 from dpdist.mechanisms.info import DeltaUse
 from dpdist.mechanisms.registry import MECHANISMS
+from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.naming import parameter, step
 from dpdist.pca.noise_edge import CONFIDENCE, NoiseLaw, law_of
 from dpdist.pca.overlap import FAR, GAP, REACH, cut
@@ -110,6 +112,17 @@ class Forecast:
         return None if self.rounding is None else self.rounding / self.edge
 
     @property
+    def bingham_gap(self) -> float | None:
+        """The gap per row up to which `bingham` is better for one component; None unless `two-sided-wishart` is asked.
+
+        Measured for a flat rest of the spectrum.
+        """
+        if self.request.mechanism != "two-sided-wishart" or self.columns == 1 or self.person.counted_once > 1:
+            return None
+        nuclear = LatticeQuery(self.columns, 1, self.request.neighbours).nuclear
+        return BINGHAM_GAP * self.columns * nuclear * self.largest / (self.request.loss.epsilon * self.rows)
+
+    @property
     def cautions(self) -> tuple[str, ...]:
         """Warnings about a weak guarantee, one or two sentences each."""
         return cautions(self.request.loss, self.request.neighbours, self.rows)
@@ -146,6 +159,7 @@ class Forecast:
             "guessed": self.guessed,
             "components_seen": self.seen if self.guessed else None,
             "nothing": self.nothing or None,
+            "bingham_gap": self.bingham_gap,
             "components": [vars(e) for e in self.expected],
             "cautions": list(self.cautions),
             "alternatives": [{"mechanism": name, "threshold": value} for name, value in self.alternatives],

@@ -16,6 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -166,6 +167,20 @@ def first_order_error(levels: Floats, spectrum: Floats, exponent: float, eigenva
     return math.sqrt(float(np.sum((levels - spectrum) ** 2)) + noise + 2 * loss)
 
 
+def subspace_forecast(levels: Floats, spectrum: Floats, rank: int, exponent: float) -> dict[str, Any]:
+    """Return the captured share and ``|P - P'|_F`` of the top k of Re H, in the limit of strong signals."""
+    # Turns of the eigenvectors i <= k < j have complex coordinates z_ij with E|z_ij|² = 1 / (c (gamma_i - gamma_j)
+    # (lambda_i - lambda_j)), c the exponent. Re H keeps their real parts: half of it. P' loses (lambda_i - lambda_j)
+    # (Re z_ij)² of captured variance for each, and |P - P'|² is 2 sum (Re z_ij)²: at most that of a uniform subspace.
+    best, d = float(levels[:rank].sum()), levels.size
+    apart, gaps = (values[:rank, None] - values[rank:] for values in (levels, spectrum))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        squares = np.where(apart * gaps > 0, 1 / (2 * exponent * gaps * apart), np.inf)
+    lost = min(float(np.where(apart > 0, apart * squares, 0.0).sum()), best - rank * float(levels.sum()) / d)
+    distance = math.sqrt(min(2 * float(squares.sum()), 2 * rank * (d - rank) / d))
+    return {"components": rank, "captured": 1 - lost / best, "distance": distance}
+
+
 ORBITS = ("orbit", "orbit-lowrank")
 """The mechanisms with this forecast."""
 FAILURE = 0.05
@@ -186,6 +201,10 @@ class OrbitForecast:
     # and 2.6)
     least: float
     zero: float  # the error of answering zero
+    # of the top k of the release, for strong signals: None if the spectrum of `orbit` does not single out k directions
+    components: int | None = None
+    captured: float | None = None  # share of the variance that the best k components capture
+    distance: float | None = None  # of the projectors on the released and the best k components, Frobenius norm
 
     def to_json(self) -> dict[str, object]:
         """Return the forecast as JSON values."""
@@ -200,6 +219,9 @@ class OrbitForecast:
             "error_first_order": self.about,
             "error_lower_bound": self.least,
             "error_of_zero": self.zero,
+            "components": self.components,
+            "captured_share": self.captured,
+            "projector_distance": self.distance,
         }
 
 
@@ -233,6 +255,7 @@ def forecast_orbit(request: ReleaseRequest, columns: int, rows: int, spectrum: S
     epsilon = request.loss.epsilon
     # exchanging one row removes one and adds one
     epsilon *= 1 if request.neighbours is Neighbours.REPLACE_ONE else 2
+    of_components: dict[str, Any] = {}
     if isinstance(calibrated, CalibratedOrbit):
         goal = np.array(calibrated.spectrum)
         spread = float(goal[0] - goal[-1])
@@ -242,12 +265,18 @@ def forecast_orbit(request: ReleaseRequest, columns: int, rows: int, spectrum: S
             exponent = calibrated.rate / unit / spread
             upper = math.sqrt(off + 2 * utility_bound(levels, goal, exponent, FAILURE))
             first_order = first_order_error(levels, goal, exponent)
+            if len(set(goal)) == 2:
+                count = int(np.count_nonzero(goal == goal[0]))
+                of_components = subspace_forecast(levels, goal, count, exponent)
     elif isinstance(calibrated, CalibratedLowRankOrbit):
         k, rate, scale = calibrated.components, calibrated.rate / unit, calibrated.scale * unit
         goal = np.where(np.arange(columns) < k, levels, 0.0)
         upper = low_rank_bound(levels, k, scale, rate, FAILURE)
-        first_order = first_order_error(levels, goal, rate / float(goal[0]), 2 * scale**2)
+        exponent = rate / float(goal[0])
+        first_order = first_order_error(levels, goal, exponent, 2 * scale**2)
+        of_components = subspace_forecast(levels, goal, k, exponent) if k < columns else {}
     else:
         raise UsageError(f"{request.mechanism} does not sample from an orbit. Use orbit or orbit-lowrank.")
-    errors = (upper, first_order, lower_bound(levels, goal, epsilon), float(np.linalg.norm(levels)))
-    return OrbitForecast(request, columns, rows, *(float(value) * largest / rows for value in errors))
+    errors = (upper, first_order, lower_bound(levels, goal, epsilon), np.linalg.norm(levels))
+    upper, first_order, least, zero = (float(value) * largest / rows for value in errors)
+    return OrbitForecast(request, columns, rows, upper, first_order, least, zero, **of_components)

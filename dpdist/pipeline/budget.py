@@ -366,7 +366,7 @@ def _create_ledger(ledger: AnyLedgerAddress, rows: Store, budget: PrivacyLoss | 
         )
     if table.reproduced:
         raise reproduced(rows)
-    opened = _only_ledger(ledger, rows, table.dataset_id, declared)
+    opened = only_ledger(ledger, rows, table.dataset_id, declared)
     bind_ledger(table, opened.budget, opened.ledger_id)
     return opened
 
@@ -398,13 +398,13 @@ def periodic_table(
         table = open_periods(rows)
         _require_declared(rows, table.budget, budget)
         if table.ledger_id is None:
-            opened = _only_ledger(address, rows, table.dataset_id, table.budget, periodic=True)
+            opened = only_ledger(address, rows, table.dataset_id, table.budget, periodic=True)
             return bind_periods(table, opened.ledger_id), opened
     return table, Ledger.charged_for(rows, table.ledger_id, address)
 
 
-def _only_ledger(
-    address: LedgerAddress, rows: Store, dataset_id: str, budget: PrivacyLoss | None, *, periodic: bool = False
+def only_ledger(
+    address: LedgerAddress, rows: object, dataset_id: str, budget: PrivacyLoss | None, *, periodic: bool = False
 ) -> Ledger:
     """Return the ledger of rows without a recorded one; the first of simultaneous calls creates it, for copies too."""
     with state_folder.held(dataset_id) as data:
@@ -416,7 +416,7 @@ def _only_ledger(
         return opened
 
 
-def _ledger_to_name(address: LedgerAddress, rows: Store, dataset_id: str, budget: PrivacyLoss | None) -> Ledger | None:
+def _ledger_to_name(address: LedgerAddress, rows: object, dataset_id: str, budget: PrivacyLoss | None) -> Ledger | None:
     """Return the ledger for rows without a recorded one; None if it may be created at this address.
 
     A ledger of this data set may exist there: from a call that died before the rows recorded it, or from a copy of the
@@ -443,7 +443,7 @@ def _ledger_to_name(address: LedgerAddress, rows: Store, dataset_id: str, budget
     return opened
 
 
-def _declared(rows: Store, budget: PrivacyLoss | None) -> PrivacyLoss:
+def _declared(rows: object, budget: PrivacyLoss | None) -> PrivacyLoss:
     if budget is None:
         raise UsageError(
             f"{rows} declares no budget. Pass {parameter('budget_epsilon')} and, if a delta is allowed, "

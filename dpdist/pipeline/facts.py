@@ -64,7 +64,7 @@ class Facts(ABC):
     Attributes
     ----------
     kind : str
-        ``"rows"``, ``"periods"``, ``"release"``, ``"model"`` or ``"scores"``.
+        ``"rows"``, ``"periods"``, ``"release"``, ``"matrix"``, ``"model"`` or ``"scores"``.
     path : str
         The folder.
     private : bool
@@ -216,6 +216,28 @@ class ReleaseFacts(Facts):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MatrixFacts(Facts):
+    """Description of a released matrix of declared sensitivity."""
+
+    kind: ClassVar[str] = "matrix"
+    title: ClassVar[str] = "private symmetric matrix, of declared sensitivity"
+    release_id: str
+    mechanism: str
+    d: int
+    guarantee: str
+    declared_sensitivity: str
+    noise_deviation: float
+
+    def _lines(self) -> Lines:
+        return [
+            ("release", f"{self.release_id}, {self.mechanism}"),
+            ("guarantee", self.guarantee),
+            ("sensitivity", self.declared_sensitivity),
+            ("matrix", f"{self.d} x {self.d}, noise off the diagonal of standard deviation {self.noise_deviation:.3g}"),
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelFacts(Facts):
     """Description of components."""
 
@@ -265,7 +287,7 @@ class ScoresFacts(Facts):
         ]
 
 
-AnyFacts = RowsFacts | PeriodsFacts | ReleaseFacts | ModelFacts | ScoresFacts
+AnyFacts = RowsFacts | PeriodsFacts | ReleaseFacts | MatrixFacts | ModelFacts | ScoresFacts
 
 
 def _rows(count: int) -> str:

@@ -31,6 +31,7 @@ from dpdist.pipeline.facts import (
     AnyFacts,
     LedgerFacts,
     LedgerState,
+    MatrixFacts,
     ModelFacts,
     PeriodsFacts,
     ReleaseFacts,
@@ -38,7 +39,7 @@ from dpdist.pipeline.facts import (
     ScoresFacts,
 )
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.release import artefact
+from dpdist.release import artefact, matrix
 from dpdist.release.artefact import open_release
 from dpdist.rows import dataset
 from dpdist.rows.chunks import ChunkReader
@@ -59,7 +60,7 @@ _BUFFERS = 512 << 20
 def inspect_path(
     path: AnyStore, *, ledger: AnyLedgerAddress | None = None, verify: bool = False, progress: Progress | None = None
 ) -> AnyFacts:
-    """Describe a folder: rows, a folder of periods, a release, a model or scores.
+    """Describe a folder: rows, a folder of periods, a release, a released matrix, a model or scores.
 
     No value of a row and no statistic of the rows is computed.
 
@@ -78,7 +79,7 @@ def inspect_path(
 
     Returns
     -------
-    RowsFacts, PeriodsFacts, ReleaseFacts, ModelFacts or ScoresFacts
+    RowsFacts, PeriodsFacts, ReleaseFacts, MatrixFacts, ModelFacts or ScoresFacts
         ``kind`` (str), ``private`` (bool) and ``path`` (str); other attributes depend on the kind. After verifying,
         ``damaged`` (tuple of str) describes the damage; it is empty if there is none. ``to_json()`` returns JSON
         values.
@@ -118,6 +119,7 @@ def inspect_path(
         dataset.FORMAT: rows,
         registered.FORMAT: rows,
         artefact.FORMAT: partial(_release, store),
+        matrix.FORMAT: partial(_matrix, store),
         model.FORMAT: partial(_model, store),
         projection.FORMAT: partial(_scores, store, verify=verify, progress=progress),
     }
@@ -229,6 +231,15 @@ def _ledger(
 def _release(store: Store) -> ReleaseFacts:
     release = open_release(store)
     return ReleaseFacts(path=str(store), private=not release.private_as_claimed, damaged=(), release=release)
+
+
+def _matrix(store: Store) -> MatrixFacts:
+    release = matrix.open_matrix(store)
+    return MatrixFacts(
+        path=str(store), private=False, damaged=(), release_id=release.release_id, mechanism=release.mechanism,
+        d=len(release.lattice), guarantee=release.guarantee_message, declared_sensitivity=release.sensitivity_message,
+        noise_deviation=release.deviation,
+    )  # fmt: skip
 
 
 class _ModelHead(Struct):

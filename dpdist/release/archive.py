@@ -36,9 +36,14 @@ def archived(heading: Heading, answer: npt.NDArray[np.float64] | Bands) -> Itera
     group = zarr.create_group(store=store, zarr_format=3, attributes={"dpdist": heading.attributes()})
     if isinstance(answer, np.ndarray):
         put_array(group, "components", answer.astype(np.float64, copy=False))
-        yield from _files(store)
     else:
         yield from _matrices(heading, answer, store, group)
+    yield from tarred(store)
+
+
+def tarred(store: MemoryStore) -> Iterator[bytes]:
+    """Yield the files that are left in a store, and the end of the archive."""
+    yield from _files(store)
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 

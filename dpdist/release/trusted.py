@@ -212,7 +212,7 @@ def _drawn(
         schema=table.schema,
         weights=table.weights,
     )
-    return archive.archived(heading, _noisy(calibrated, heading.bound.width, moment, progress))
+    return archive.archived(heading, noisy_answer(calibrated, heading.bound.width, moment, progress))
 
 
 def _heading(
@@ -253,7 +253,7 @@ def draw_unrecorded(
     heading = _heading(
         request, calibrated, staged, names, rows, release_id=f"m-{random_token()}", extents=extents
     )  # fmt: skip
-    answer = _noisy(calibrated, heading.bound.width, moment, None)
+    answer = noisy_answer(calibrated, heading.bound.width, moment, None)
     if isinstance(answer, np.ndarray):
         return Release(answer=answer, **vars(heading))
     ((_, values),) = answer
@@ -262,7 +262,7 @@ def draw_unrecorded(
     return Release(answer=unpacked(values, heading.bound.width), **vars(heading))
 
 
-def _noisy(
+def noisy_answer(
     calibrated: Calibrated, width: int, moment: BandedMoment, progress: Steps | None
 ) -> Matrix | Iterator[tuple[Band, Triangle]]:
     """Return a noisy subspace, or an iterator of the noisy bands of the moment, each drawn on demand."""
@@ -319,7 +319,7 @@ def admit(table: Table) -> None:
             mark_reproduced(current)
 
 
-def reproduced(rows: Store) -> RefusedError:
+def reproduced(rows: object) -> RefusedError:
     """Return the error for declaring a budget for rows that were released for reproduction."""
     return RefusedError(
         f"A release for reproduction was made of {rows}, or of a copy, perhaps without any noise. With it, the noise "

@@ -249,8 +249,20 @@ def forecast(result: Forecast) -> str:
     if result.cautions:
         lines += ["", wrapped(cautions_message(result.cautions).strip())]
     lines += _trade_lines(result)
+    if result.bingham_gap is not None:
+        lines += ["", wrapped(_bingham_words(result, result.bingham_gap))]
     lines += ["", *aligned([("mechanism", "least variance"), *((n, f"{v:.4g}") for n, v in result.alternatives)])]
     return "\n".join(lines)
+
+
+def _bingham_words(result: Forecast, gap: float) -> str:
+    """Return where one component of bingham is better."""
+    guess = [component.variance for component in result.expected[:2]] if result.guessed else []
+    here = "" if not guess else f" By this guess the gap is {guess[0] - (guess[1:] or [0.0])[0]:.4g}."
+    return (
+        f"If you need one component only, bingham captures more than two-sided-wishart where the gap between the first "
+        f"two eigenvalues is below about {gap:.4g} per row, and less above.{here}"
+    )
 
 
 def _person_text(person: Person) -> str:
@@ -270,6 +282,7 @@ def orbit_forecast(result: OrbitForecast) -> str:
     """Return the error bounds of an answer on an orbit as text."""
     lines = [
         wrapped(_heading(result.request, result.rows, result.columns)),
+        *_subspace_lines(result),
         "Error of the matrix per row, Frobenius norm, in squared units of the rows:",
         f"  at most             {result.upper:.4g} (confidence {1 - FAILURE:g})",
         f"  about               {result.about:.4g} (if the signal is strong; the error of the real part is smaller)",
@@ -282,6 +295,17 @@ def orbit_forecast(result: OrbitForecast) -> str:
         ),
     ]
     return "\n".join(lines)
+
+
+def _subspace_lines(result: OrbitForecast) -> list[str]:
+    """Return what the released components capture, if the spectrum singles them out."""
+    if result.captured is None or result.distance is None:
+        return []
+    return [
+        f"Of the first {counted(result.components or 0, 'component')} of the release, if the signal is strong:",
+        f"  captured variance   {100 * result.captured:.4g} % of what the best ones capture",
+        f"  |P - P'|            {result.distance:.3g} (projectors, Frobenius norm)",
+    ]
 
 
 def _heading(request: ReleaseRequest, rows: int, columns: int) -> str:
@@ -333,6 +357,8 @@ def details(info: MechanismInfo) -> str:
     facts.append(("delta", info.delta))
     if info.output is Output.SECOND_MOMENT:
         facts.append(("semidefinite", "yes: no negative eigenvalue" if info.semidefinite else "no"))
+    if info.advice:
+        facts.append(("use", info.advice))
     if info.replacement:
         facts.append(("instead", f"{info.replacement}, if the claim is not proved"))
     lines = [info.name, *(wrapped(text, f"  {field:<12} ", " " * 15) for field, text in facts)]

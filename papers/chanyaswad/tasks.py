@@ -14,21 +14,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import click
 import numpy as np
 
-from dpdist import Cluster, cli
+from dpdist import cli
 from papers.chanyaswad import covariance, regression
 from papers.common import data as sets
 from papers.common import pictures, runs
 from papers.common.answers import NOTICE
-from papers.common.command import begin, experiment
+from papers.common.command import Asked, experiment
 from papers.common.data import Floats
 from papers.common.runs import Json
 
 NAME = "chanyaswad_tasks"
 SEED = 2018
-RUNS, QUICK_RUNS = 100, 3
 SLOW = "JL transform, exact"
 """Its ridge takes a quarter of a minute to find; the quick version leaves it out."""
 
@@ -121,16 +119,14 @@ def measured(cell: Json, rows: Floats) -> Json:
     return {name: float(f"{value:.5g}") for name, value in values.items()}
 
 
-@click.command(help=(__doc__ or "").splitlines()[0])
-@experiment
-def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster) -> None:
+@experiment(__doc__, "XX minutes", runs=100, quick=3, of="answers of each method")
+def main(asked: Asked) -> None:
     """Run what is missing and write the results."""
-    folder, times = begin(output), QUICK_RUNS if quick else RUNS
-    rows = {task.name: rows_of(task, data) for task in TASKS.values()}
+    rows = {task.name: rows_of(task, asked.data) for task in TASKS.values()}
     settings: Json = {
         "paper": "Chanyaswad et al. 2018, the three experiments",
         "notice": NOTICE,
-        "quick": quick,
+        "quick": asked.quick,
         "epsilon": 1,
         "delta": "1/n",
         "neighbours": "replace-one",
@@ -150,15 +146,19 @@ def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster) 
     )
     found: list[Json] = []
     facts: Json = {}
-    with cluster.connected() as executor, runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store:
+    with asked.cluster.connected() as executor, runs.opened(asked.output / f"{NAME}.cells.jsonl", settings) as store:
         for task in TASKS.values():
-            wanted = [method for method in task.methods if not (quick and method == SLOW)]
-            cells = [{"task": task.name, "method": method, "runs": times} for method in wanted]
+            wanted = [method for method in task.methods if not (asked.quick and method == SLOW)]
+            cells = [{"task": task.name, "method": method, "runs": asked.runs} for method in wanted]
             found += runs.run(executor, store, measured, cells, shared=rows[task.name], label=task.name.capitalize())
             facts[task.name] = {"measure": task.measure} | task.facts(rows[task.name], wanted)
-    runs.write(folder / NAME, found, settings | {"tasks": facts, "means": found})
-    picture(folder / f"{NAME}.png", found)
-    click.echo(f"{len(found)} means: {folder / NAME}.json, .csv, .png", err=True)
+    runs.write(asked.output / NAME, found, settings | {"tasks": facts, "means": found})
+    picture(asked.output / f"{NAME}.png", found)
+    asked.finish(
+        NAME,
+        ".json .csv .png",
+        (f"{row['task']}, {row['method']}: {row['mean']:.4g} ± {row['half_interval']:.2g}" for row in found),
+    )
 
 
 def picture(path: Path, found: list[Json]) -> None:

@@ -1,34 +1,89 @@
-"""The options that every workflow of a paper has."""
+"""What every program of the papers has in common: its options, and what it says at the start and at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
+from dpdist import Cluster
 from dpdist.cli.options import cluster_options
 from papers.common.answers import NOTICE
 
-RESULTS = Path(__file__).resolve().parent.parent / "results"
+OUTPUT = Path("paper-results")
+"""The default folder of results: never the committed results, which are in papers/results."""
 
 
-def experiment(command: Callable[..., None]) -> Callable[..., None]:
-    """Make a function a command; it gets ``data``, ``output``, ``quick`` and a ``cluster``."""
+@dataclass(frozen=True)
+class Asked:
+    """The options of one run.
+
+    Attributes
+    ----------
+    data
+        Folder of data sets; None: scikit-learn fetches what it can.
+    output
+        Folder of the results, which exists.
+    quick
+        Whether the small version is asked for.
+    runs
+        Number of repetitions.
+    cluster
+        Where to compute.
+    """
+
+    data: Path | None
+    output: Path
+    quick: bool
+    runs: int
+    cluster: Cluster
+
+    def finish(self, name: str, suffixes: str, results: Iterable[str]) -> None:
+        """Print the main results, and say which files were written, ``suffixes`` as in ``.json .csv``."""
+        for line in results:
+            click.echo(line)
+        click.echo(f"Wrote {', '.join(f'{self.output / name}{suffix}' for suffix in suffixes.split())}", err=True)
+
+
+def experiment(
+    about: str | None, lasts: str, *, runs: int = 1, quick: int = 1, of: str = ""
+) -> Callable[[Callable[[Asked], None]], click.Command]:
+    """Make a function the command of a program.
+
+    Parameters
+    ----------
+    about
+        The docstring of the module; its first line is the help.
+    lasts
+        How long a full run takes on two cores, as measured.
+    runs, quick
+        Default number of repetitions, of a full run and with ``--quick``.
+    of
+        What is repeated, in the plural; empty where nothing is drawn.
+    """
+    length = f"A full run takes about {lasts} on two cores."
     folder = click.Path(file_okay=False, path_type=Path)
-    for option in (
-        click.option("--quick", is_flag=True, help="A small version that takes seconds; its numbers mean little."),
-        click.option("--output", type=folder, help="Folder of the results [default: results/ beside the workflow]."),
-        click.option("--data", type=folder, help="Folder of data sets as .npz; otherwise scikit-learn fetches them."),
-        cluster_options,
-    ):
-        command = option(command)
-    return command
+    repeated = f"Number of {of} [default: {runs}; with --quick {quick}]." if of else "Not used: nothing is drawn."
 
+    def decorated(function: Callable[[Asked], None]) -> click.Command:
+        @click.command(help=f"{(about or '').splitlines()[0]}\n\n{length}")
+        @click.option("--data", type=folder, help="Folder of data sets as .npz; otherwise scikit-learn fetches them.")
+        @cluster_options
+        @click.option(
+            "--quick",
+            "quick_version",
+            is_flag=True,
+            help="A small version that takes seconds; its numbers mean little.",
+        )
+        @click.option("--runs", "asked", type=click.IntRange(min=1), metavar="N", help=repeated)
+        @click.option("--output", type=folder, default=OUTPUT, show_default=True, help="Folder of the results.")
+        def command(data: Path | None, output: Path, quick_version: bool, asked: int | None, cluster: Cluster) -> None:
+            click.echo(f"{NOTICE}. Results: {output}. {length}", err=True)
+            output.mkdir(parents=True, exist_ok=True)
+            function(Asked(data, output, quick_version, asked or (quick if quick_version else runs), cluster))
 
-def begin(output: Path | None) -> Path:
-    """Say that nothing here is private, and return the folder of the results, which exists."""
-    click.echo(NOTICE, err=True)
-    found = output or RESULTS
-    found.mkdir(parents=True, exist_ok=True)
-    return found
+        return command
+
+    return decorated

@@ -142,7 +142,7 @@ def averaged(rows: Sequence[Json], by: Sequence[str], value: str) -> list[Json]:
     ]
 
 
-def write(stem: Path, rows: Sequence[Json], facts: Json) -> None:
+def write(stem: Path, rows: Sequence[Json], facts: Json | Sequence[Json]) -> None:
     """Write the rows as CSV, a column for each name in the order of first occurrence, and the facts as JSON."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()

@@ -17,20 +17,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
-from dpdist import Cluster, cli
+from dpdist import cli
 from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.floats import haar
 from dpdist.pca.eigen import top_eigenpairs
 from papers.common import data as sets
 from papers.common import pictures, runs
 from papers.common.answers import NOTICE
-from papers.common.command import begin, experiment
+from papers.common.command import Asked, experiment
 from papers.common.runs import Json
 from papers.imtiaz_sarwate import pages
 from papers.imtiaz_sarwate.draws import spread
@@ -50,8 +49,6 @@ KERNELS: dict[str, Json] = {
 WIDTH = "rbf, width from the variance"
 FITTED = {"kernel": "rbf", "gamma": "scale"}
 """A width that follows from the variance of the columns; svmtrain has no such choice."""
-RUNS = 1
-"""Splits; they move an error by a few tenths, which the verdicts allow for."""
 BASE: Json = {"digits": "3 and 7", "train": 4000, "C": 1.0, "tolerance": 1e-3, "columns": "standardised"}
 """svmtrain unasked."""
 SUBSPACES = ("SVD", "random", "all pixels")
@@ -157,37 +154,38 @@ def _three(per_cent: float) -> float:
     return float(300 * np.sqrt(share * (1 - share) / TEST_ROWS))
 
 
-@click.command(help=(__doc__ or "").splitlines()[0])
-@experiment
-def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster) -> None:
+@experiment(__doc__, "XX minutes", of="random splits")
+def main(asked: Asked) -> None:
     """Run what is missing and write the results."""
-    folder, tried = begin(output), settings_tried(quick)
+    tried = settings_tried(asked.quick)
     free = BASE | {"columns": "as they are"}
-    held = {digits: rows_of(data, digits) for digits in dict.fromkeys(one["digits"] for one in tried)}
+    held = {digits: rows_of(asked.data, digits) for digits in dict.fromkeys(one["digits"] for one in tried)}
     settings: Json = {
         "paper": "Imtiaz & Sarwate 2016, table 1, MNIST",
         "notice": NOTICE,
-        "quick": quick,
+        "quick": asked.quick,
         "components": COMPONENTS,
         "seed": SEED,
         "data": {digits: {"source": one[2], "sha256": sets.digest(one[0])} for digits, one in held.items()},
     }
     cells = [
         one | {"subspace": place, "run": run}
-        for run in range(RUNS)
+        for run in range(asked.runs)
         for one in tried
         for place in SUBSPACES
         # all pixels, which take long: one run of each kernel
         if place != "all pixels" or (run == 0 and one == free | {"kernel": one["kernel"]})
     ]
     shared = {digits: one[:2] for digits, one in held.items()}
-    with runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store, cluster.connected() as executor:
+    with runs.opened(asked.output / f"{NAME}.cells.jsonl", settings) as store, asked.cluster.connected() as executor:
         rows = runs.run(executor, store, errors, cells, shared=shared, label="Classifiers")
     whole = settings | {"classifiers": judged(rows)}
-    runs.write(folder / NAME, rows, whole)
-    (folder / f"{NAME}.md").write_text(pages.classifiers_page(whole), encoding="utf-8")
-    picture(folder / f"{NAME}.png", whole["classifiers"])
-    click.echo(f"{len(rows)} errors: {folder / NAME}.json, .csv, .md, .png", err=True)
+    runs.write(asked.output / NAME, rows, whole)
+    (asked.output / f"{NAME}.md").write_text(pages.classifiers_page(whole), encoding="utf-8")
+    picture(asked.output / f"{NAME}.png", whole["classifiers"])
+    both = [one for one in whole["classifiers"] if one["error: SVD fits"] and one["error: private fit"]]
+    numbers = f"{len(whole['classifiers'])} classifiers, {len(both)} give both printed errors"
+    asked.finish(NAME, ".json .csv .md .png", [numbers, *map(pages.classifier_name, both)])
 
 
 def picture(path: Path, judged: Sequence[Json]) -> None:

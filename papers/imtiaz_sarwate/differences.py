@@ -10,23 +10,22 @@ It writes ``imtiaz_sarwate_differences`` as ``.json`` (settings, means, ranges),
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 
-from dpdist import Cluster, cli
+from dpdist import cli
 from dpdist.pca.eigen import top_eigenpairs
 from papers.common import pictures, runs
 from papers.common.answers import NOTICE, PublicMoment, private_moment, request_for
-from papers.common.command import begin, experiment
+from papers.common.command import Asked, experiment
 from papers.common.data import Floats
 from papers.common.runs import Json
-from papers.imtiaz_sarwate.figures import PAPER, QUICK, Panel, drawn
-from papers.imtiaz_sarwate.methods import DELTA, METHODS
+from papers.imtiaz_sarwate.figures import Panel, drawn, panels_of
+from papers.imtiaz_sarwate.methods import DELTAS, METHODS
 
 NAME = "imtiaz_sarwate_differences"
 RELEASING = ("AG", "SN", "Jiang et al.", "Sheffet", "gaussian", "wishart", "two-sided-wishart")
@@ -91,22 +90,20 @@ def ranges(rows: Sequence[Json]) -> list[Json]:
     ]
 
 
-@click.command(help=(__doc__ or "").splitlines()[0])
-@experiment
-def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster) -> None:
+@experiment(__doc__, "XX minutes", runs=6, quick=2, of="draws of the rows, with two answers from each")
+def main(asked: Asked) -> None:
     """Run what is missing and write the results."""
-    folder = begin(output)
-    panels = [replace(panel, samples=()) for panel in (QUICK if quick else PAPER)]
+    panels = [replace(panel, samples=()) for panel in panels_of(asked) if panel.name != "mnist"]
     moments, described, facts = {}, {}, {}
     for panel in panels:
-        found, described[panel.name], facts[panel.name] = drawn(panel, data)
+        found, described[panel.name], facts[panel.name] = drawn(panel, asked.data)
         moments[panel.name] = {draw: moment for (draw, _), (moment, _) in found.items()}
     settings: Json = {
         "paper": "Imtiaz & Sarwate 2016, the talk: difference of A and A-hat, and A_k",
-        "notice": NOTICE, "quick": quick, "delta": DELTA, "neighbours": "replace-one", "data": described,
+        "notice": NOTICE, "quick": asked.quick, "delta": DELTAS, "neighbours": "replace-one", "data": described,
     }  # fmt: skip
     rows: list[Json] = []
-    with runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store, cluster.connected() as executor:
+    with runs.opened(asked.output / f"{NAME}.cells.jsonl", settings) as store, asked.cluster.connected() as executor:
         for panel in panels:
             shared = {"moments": moments[panel.name], "components": panel.components}
             rows += runs.run(
@@ -114,9 +111,22 @@ def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster) 
             )
     table = ranges(rows)
     truths = {label: METHODS[label].truth for label in RELEASING}
-    runs.write(folder / NAME, rows, settings | {"facts": facts, "methods": truths, "table": table})
-    picture(folder / f"{NAME}.png", panels, table)
-    click.echo(f"{len(rows)} runs: {folder / NAME}.json, .csv, .png", err=True)
+    runs.write(asked.output / NAME, rows, settings | {"facts": facts, "methods": truths, "table": table})
+    picture(asked.output / f"{NAME}.png", panels, table)
+    asked.finish(NAME, ".json .csv .png", results_of(table))
+
+
+def results_of(table: list[Json]) -> Iterator[str]:
+    """Yield the means as lines of text."""
+    epsilons = list(dict.fromkeys(row["epsilon"] for row in table))
+    for data, measure in dict.fromkeys((row["data"], row["measure"]) for row in table):
+        yield f"{measure}, {data}, by epsilon"
+        yield f"{'':17}" + "".join(f"{epsilon:>9}" for epsilon in epsilons)
+        for label in RELEASING:
+            found = [
+                row["mean"] for row in table if (row["data"], row["measure"], row["method"]) == (data, measure, label)
+            ]
+            yield f"{label:17}" + "".join(f"{mean:9.2g}" for mean in found)
 
 
 def picture(path: Path, panels: Sequence[Panel], table: list[Json]) -> None:
@@ -137,7 +147,9 @@ def picture(path: Path, panels: Sequence[Panel], table: list[Json]) -> None:
             ax.set_title(f"{panel.name}: error of {what} / λ₁", fontsize=9)
             ax.grid(alpha=0.3)
     figure.suptitle(
-        "Spectral norm; smallest, mean and largest of runs. Dashed: as published. Solid: what is proved.", fontsize=10
+        "Spectral norm; smallest, mean and largest of runs. Dashed: as published, delta 0.01. "
+        "Solid: what is proved, delta 1e-6.",
+        fontsize=10,
     )
     pictures.legend_below(figure, axes[0], 4)
     pictures.save(figure, path)

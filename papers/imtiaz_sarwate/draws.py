@@ -65,7 +65,7 @@ def agreeing(scan: dict[str, Json], printed: float) -> list[float] | None:
     return [float(epsilon) for epsilon in np.exp(np.array(fine)[inside])]
 
 
-def cautions_message(found: list[float] | None, scan: dict[str, Json], printed: float) -> str:
+def in_words(found: list[float] | None, scan: dict[str, Json], printed: float) -> str:
     """Return where a printed error agrees, in words.
 
     Examples

@@ -18,10 +18,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 
-from dpdist import Cluster, Neighbours, PrivacyLoss, cli
+from dpdist import Neighbours, PrivacyLoss, cli
 from dpdist.mechanisms import attack, registry
 from dpdist.mechanisms.base import Calibrated
 from dpdist.mechanisms.one_sided import CalibratedWishart
@@ -31,7 +30,7 @@ from dpdist.privacy.audit import Count, Finding, implied_delta
 from dpdist.privacy.guarantee import Arithmetic
 from dpdist.privacy.wishart_profile import joining_delta, leaving_delta, replace_one_delta
 from papers.common import pictures, runs
-from papers.common.command import begin, experiment
+from papers.common.command import Asked, experiment
 from papers.common.runs import Json
 
 NAME = "erratum"
@@ -98,40 +97,34 @@ def profile(label: str, claimed: str, epsilon: float) -> float:
     return replace_one_delta(epsilon, kappa, theta)
 
 
-@click.command(help=(__doc__ or "").splitlines()[0])
-@click.option("--batches", default=1, show_default=True, help="Of 500 releases; with more, those that are done stay.")
-@experiment
-def main(
-    data: Path | None,  # noqa: ARG001 - it needs none
-    output: Path | None,
-    quick: bool,
-    cluster: Cluster,
-    batches: int,
-) -> None:
+@experiment(__doc__, "XX minutes", runs=20, of="batches of 500 releases of either table")
+def main(asked: Asked) -> None:
     """Run what is missing and write the results."""
-    folder = begin(output)
-    labels, epsilons = list(WITHDRAWN | REPAIRS), ("1",) if quick else EPSILONS
+    labels, epsilons = list(WITHDRAWN | REPAIRS), ("1",) if asked.quick else EPSILONS
     settings: Json = {
-        "paper": "Imtiaz & Sarwate 2016, erratum of 2017", "quick": quick, "d": SIZE, "delta of wishart": DELTA,
+        "paper": "Imtiaz & Sarwate 2016, erratum of 2017", "quick": asked.quick, "d": SIZE, "delta of wishart": DELTA,
         "neighbours": "replace-one; a row of full norm for a row of zeros",
     }  # fmt: skip
     cells = [
-        {"mechanism": label, "epsilon": epsilon, "batch": batch, "draws": FEW if quick else BATCH}
-        for batch in range(batches)
+        {"mechanism": label, "epsilon": epsilon, "batch": batch, "draws": FEW if asked.quick else BATCH}
+        for batch in range(asked.runs)
         for label in labels
         for epsilon in epsilons
     ]
-    with runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store, cluster.connected() as executor:
+    with runs.opened(asked.output / f"{NAME}.cells.jsonl", settings) as store, asked.cluster.connected() as executor:
         rows = runs.run(executor, store, attacked, cells, label="Attacks")
     found = [summary(rows, label, epsilon) for label in labels for epsilon in epsilons]
-    grid = [round(float(e), 4) for e in np.linspace(0, 2, 3 if quick else 21)]
+    grid = [round(float(e), 4) for e in np.linspace(0, 2, 3 if asked.quick else 21)]
     profiles = {label: [profile(label, "1", e) for e in grid] for label in labels}
     facts = {"confidence": 1 - ERROR, "attacks": found, "profiles at claimed epsilon 1": {"epsilon": grid} | profiles}
-    runs.write(folder / NAME, rows, settings | facts)
-    picture(folder / f"{NAME}.png", found, grid, profiles)
-    for row in found:
-        low = row["delta at least"]
-        click.echo(f"{row['mechanism']}, claimed epsilon {row['epsilon']}: delta at least {low:.4f}", err=True)
+    runs.write(asked.output / NAME, rows, settings | facts)
+    picture(asked.output / f"{NAME}.png", found, grid, profiles)
+    asked.finish(
+        NAME, ".json .csv .png",
+        (f"{row['mechanism']}, claimed epsilon {row['epsilon']}: certain in {row['certain in theory']:.4f} in theory, "
+         f"the rule fires in {row['rule fires without the row']:.4f} without the row and "
+         f"{row['rule fires with the row']:.4f} with it, delta at least {row['delta at least']:.4f}" for row in found),
+    )  # fmt: skip
 
 
 def summary(rows: list[Json], label: str, epsilon: str) -> Json:

@@ -15,28 +15,27 @@ It writes ``imtiaz_sarwate_table`` as ``.json`` (settings, quantiles, agreeing e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 import numpy.typing as npt
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import LinearSVC
 
-from dpdist import Cluster, cli
+from dpdist import cli
 from papers.common import data as sets
 from papers.common import pictures, runs
 from papers.common.answers import NOTICE, moment_of
-from papers.common.command import begin, experiment
+from papers.common.command import Asked, experiment
 from papers.common.runs import Json
 from papers.imtiaz_sarwate import pages
-from papers.imtiaz_sarwate.draws import agreeing, cautions_message, in_common, spread
+from papers.imtiaz_sarwate.draws import agreeing, in_common, in_words, spread
 from papers.imtiaz_sarwate.methods import (
-    DELTA,
+    DELTAS,
     FREE_OF_EPSILON,
     METHODS,
     ROUNDS,
@@ -237,7 +236,7 @@ def compared(rows: Sequence[Json], columns: Sequence[Column]) -> list[Json]:
                 one["agrees"] = bool(scan["any"]["5%"] <= one["printed"] <= scan["any"]["95%"])
             else:
                 one["agreeing"] = agreeing(scan, one["printed"])
-                one["in words"] = cautions_message(one["agreeing"], scan, one["printed"])
+                one["in words"] = in_words(one["agreeing"], scan, one["printed"])
         found.append(one)
     return found
 
@@ -278,20 +277,16 @@ def cells_as_counts(held: dict[str, Labelled]) -> Json:
     return {"table 1": asdict(counted()) | {"test rows": TEST_ROWS, "runs averaged": 10}, "the talk": talk}
 
 
-@click.command(help=(__doc__ or "").splitlines()[0])
-@click.option(
-    "--runs", "most", default=RANDOM_RUNS, show_default=True, help="Runs at most; with more, those that are done stay."
-)
-@experiment
-def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster, most: int) -> None:
+@experiment(__doc__, "XX hours", runs=RANDOM_RUNS, quick=2, of="random splits, at most (10 of most methods)")
+def main(asked: Asked) -> None:
     """Run what is missing and write the results."""
-    folder, columns, test = begin(output), QUICK if quick else COLUMNS, 200 if quick else TEST_ROWS
-    held = {column.name: labelled(column, data) for column in columns}
+    columns, test = (QUICK, 200) if asked.quick else (COLUMNS, TEST_ROWS)
+    held = {column.name: labelled(column, asked.data) for column in columns}
     settings: Json = {
         "paper": "Imtiaz & Sarwate 2016, table 1, and the talk's table",
         "notice": NOTICE,
-        "quick": quick,
-        "delta": DELTA,
+        "quick": asked.quick,
+        "delta": DELTAS,
         "neighbours": "replace-one",
         "rounds of our power method": ROUNDS,
         "data": {
@@ -303,20 +298,33 @@ def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster, 
     }
     sets.leaks(*ROUNDS_LEAK)
     found: list[Json] = []
-    with runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store, cluster.connected() as executor:
+    with runs.opened(asked.output / f"{NAME}.cells.jsonl", settings) as store, asked.cluster.connected() as executor:
         for column in columns:
             shared = (held[column.name], asdict(column))
-            cells = cells_of(column, len(held[column.name].labels), test, most)
+            cells = cells_of(column, len(held[column.name].labels), test, asked.runs)
             found += runs.run(executor, store, errors, cells, shared=shared, label=f"Classification, {column.name}")
     rows = flat(found)
     facts = {column.name: asdict(column) for column in columns}
     table = compared(rows, columns)
     whole = settings | {"facts": facts, "cells as counts": cells_as_counts(held), "table": table}
     whole["together"] = together(table)
-    runs.write(folder / NAME, rows, whole)
-    (folder / f"{NAME}.md").write_text(pages.table_page(whole), encoding="utf-8")
-    picture(folder / f"{NAME}.png", columns, table, SPLITS[2] if quick else SPLITS[0])
-    click.echo(f"{len(rows)} errors: {folder / NAME}.json, .csv, .md, .png", err=True)
+    runs.write(asked.output / NAME, rows, whole)
+    (asked.output / f"{NAME}.md").write_text(pages.table_page(whole), encoding="utf-8")
+    picture(asked.output / f"{NAME}.png", columns, table, SPLITS[2] if asked.quick else SPLITS[0])
+    asked.finish(NAME, ".json .csv .md .png", results_of(whole))
+
+
+def results_of(whole: Json) -> Iterator[str]:
+    """Yield what the cells say of the number of runs, and which columns one epsilon explains, as lines of text."""
+    counted = whole["cells as counts"]["table 1"]
+    yield f"Cells of table 1 that are whole numbers of {TEST_ROWS} test rows: {counted['whole']} of {counted['cells']}"
+    for one in whole["together"]:
+        agreeing = " to ".join(f"{epsilon:.2g}" for epsilon in one["all agree at"]) or "nowhere"
+        nowhere = ", ".join(one["agree nowhere"]) or "none"
+        yield (
+            f"{one['data']}, {one['split']}, {one['classifier']}: all printed errors agree at epsilon {agreeing}; "
+            f"alone at none: {nowhere}"
+        )
 
 
 def picture(path: Path, columns: tuple[Column, ...], table: list[Json], split: str) -> None:

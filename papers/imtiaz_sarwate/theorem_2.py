@@ -12,16 +12,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 import numpy.typing as npt
 
-from dpdist import Cluster, RowBound, cli
+from dpdist import RowBound, cli
 from dpdist.pca.eigen import top_eigenpairs
 from dpdist.triangle import rounded
 from papers.common import pictures, runs, wishart_bounds
 from papers.common.answers import PublicMoment, private_moment, request_for
-from papers.common.command import begin, experiment
+from papers.common.command import Asked, experiment
 from papers.common.runs import Json
 
 NAME = "sn_theorem_2"
@@ -86,23 +85,21 @@ def proved(method: str, size: int, components: int, epsilon: float, failure: flo
     )
 
 
-@click.command(help=(__doc__ or "").splitlines()[0])
-@experiment
-def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster) -> None:  # noqa: ARG001 - it needs none
+@experiment(__doc__, "XX minutes", runs=DRAWS, quick=4, of="draws of each noise")
+def main(asked: Asked) -> None:
     """Run what is missing and write the results."""
-    folder = begin(output)
-    size, k, draws = (30, 3, 4) if quick else (SIZE, COMPONENTS, DRAWS)
+    size, k = (30, 3) if asked.quick else (SIZE, COMPONENTS)
     settings: Json = {
-        "paper": "Imtiaz & Sarwate 2016, theorem 2", "quick": quick, "d": size, "k": k, "eigenvalues": [HIGH, LOW],
-        "neighbours": "replace-one", "failure of the bounds": FAILURE,
+        "paper": "Imtiaz & Sarwate 2016, theorem 2", "quick": asked.quick, "d": size, "k": k,
+        "eigenvalues": [HIGH, LOW], "neighbours": "replace-one", "failure of the bounds": FAILURE,
     }  # fmt: skip
     cells = [
         {"method": method, "epsilon": epsilon, "d": size, "k": k, "draw": draw}
         for method in METHODS
         for epsilon in EPSILONS
-        for draw in range(draws)
+        for draw in range(asked.runs)
     ]
-    with runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store, cluster.connected() as executor:
+    with runs.opened(asked.output / f"{NAME}.cells.jsonl", settings) as store, asked.cluster.connected() as executor:
         rows = runs.run(executor, store, measured, cells, label="Theorem 2")
     table: list[Json] = []
     for method in METHODS:
@@ -121,8 +118,13 @@ def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster) 
                         "bound": proved(method, size, k, float(epsilon), FAILURE)[measure],
                     }
                 )
-    runs.write(folder / NAME, rows, settings | {"table": table})
-    picture(folder / f"{NAME}.png", table)
+    runs.write(asked.output / NAME, rows, settings | {"table": table})
+    picture(asked.output / f"{NAME}.png", table)
+    asked.finish(
+        NAME, ".json .csv .png",
+        (f"{row['method']}, epsilon {row['epsilon']}, {row['measure']}: mean {row['mean']:.4g}, published rate "
+         f"{row['published rate']:.4g}, proved bound {row['bound']:.4g}" for row in table),
+    )  # fmt: skip
 
 
 def picture(path: Path, table: list[Json]) -> None:

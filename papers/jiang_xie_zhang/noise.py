@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 
-from dpdist import Cluster, RowBound, cli
+from dpdist import RowBound, cli
 from dpdist.triangle import Triangle
 from papers.common import pictures, runs
 from papers.common.answers import PublicMoment, private_moment, request_for
-from papers.common.command import begin, experiment
+from papers.common.command import Asked, experiment
 from papers.common.runs import Json
 
 NAME = "jiang_xie_zhang_noise"
@@ -74,21 +73,20 @@ def exponent(points: list[Json]) -> float:
     return float(slope)
 
 
-@click.command(help=(__doc__ or "").splitlines()[0])
-@experiment
-def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster) -> None:  # noqa: ARG001 - it needs none
+@experiment(__doc__, "XX minutes", runs=DRAWS, quick=DRAWS, of="draws of each noise")
+def main(asked: Asked) -> None:
     """Run what is missing and write the results."""
-    folder, sizes = begin(output), (16, 32, 64) if quick else SIZES
+    sizes = (16, 32, 64) if asked.quick else SIZES
     settings: Json = {
-        "paper": "Jiang, Xie & Zhang 2016, table 1", "quick": quick, "epsilon": EPSILON, "delta": DELTA,
+        "paper": "Jiang, Xie & Zhang 2016, table 1", "quick": asked.quick, "epsilon": EPSILON, "delta": DELTA,
         "neighbours": "replace-one", "units": "of the unnormalised sum of x x^T with |x| <= 1",
     }  # fmt: skip
-    cells = [{"mechanism": name, "d": d, "draw": draw} for name in NOISES for d in sizes for draw in range(DRAWS)]
-    with runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store, cluster.connected() as executor:
+    cells = [{"mechanism": name, "d": d, "draw": draw} for name in NOISES for d in sizes for draw in range(asked.runs)]
+    with runs.opened(asked.output / f"{NAME}.cells.jsonl", settings) as store, asked.cluster.connected() as executor:
         rows = runs.run(executor, store, measured, cells, label="Drawing noise")
     raw = runs.averaged(rows, ("mechanism", "d"), "norm")
     centred = runs.averaged(rows, ("mechanism", "d"), "norm about the mean")
-    table = {
+    table: Json = {
         name: {
             "published": noise.published,
             "bound in the table": noise.bound,
@@ -101,10 +99,13 @@ def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster) 
         }
         for name, noise in NOISES.items()
     }
-    runs.write(folder / NAME, rows, settings | {"table": table})
-    picture(folder / f"{NAME}.png", table)
-    for name, row in table.items():
-        click.echo(f"{name}: d^{row['exponent about the mean']:.2f} (about its mean)", err=True)
+    runs.write(asked.output / NAME, rows, settings | {"table": table})
+    picture(asked.output / f"{NAME}.png", table)
+    asked.finish(
+        NAME, ".json .csv .png",
+        (f"{name}: d^{row['exponent about the mean']:.2f}, norm about the mean "
+         f"{row['norm about the mean'][sizes[-1]]:.4g} at d = {sizes[-1]}" for name, row in table.items()),
+    )  # fmt: skip
 
 
 def picture(path: Path, table: Json) -> None:

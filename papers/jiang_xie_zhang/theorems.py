@@ -10,19 +10,19 @@ It writes ``jiang_xie_zhang_theorems`` as ``.json`` (bounds beside what was meas
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 from scipy.special import betainc
 
-from dpdist import Cluster, RowBound, cli
+from dpdist import RowBound, cli
 from dpdist.pca.eigen import top_eigenpairs
 from dpdist.triangle import Triangle
 from papers.common import pictures, runs, wishart_bounds
 from papers.common.answers import PublicMoment, private_moment, request_for
-from papers.common.command import begin, experiment
+from papers.common.command import Asked, experiment
 from papers.common.runs import Json
 
 NAME = "jiang_xie_zhang_theorems"
@@ -39,7 +39,13 @@ def sparsity_rule(size: int) -> float:
 
 
 def subspace_bound(norm: float, components: int, gap: float) -> float | None:
-    """Bound ``|P - P'|_F`` by theorem 6, ``2 sqrt k |W| / gap``, or return None where it says nothing."""
+    """Bound ``|P - P'|_F`` by theorem 6, ``2 sqrt k |W| / gap``, or return None where it says nothing.
+
+    The paper's proof goes through sin theta, ``|sin theta|_2 <= 2 |W| / gap`` here, and takes ``|P - P'|_F`` for
+    ``|sin theta|_F``. It is sqrt(2) times that, so the proof gives ``2 sqrt(2k) |W| / gap``. The statement still holds:
+    ``|sin 2 theta|_2 <= 2 |W| / gap`` (Davis & Kahan 1970), and no principal angle exceeds 45° where
+    ``gap >= 2 |W|``, so ``sin theta <= sin 2 theta / sqrt(2)`` and ``|P - P'|_F <= sqrt(2k) sin theta``.
+    """
     return 2 * math.sqrt(components) * norm / gap if gap >= 2 * norm else None
 
 
@@ -139,22 +145,39 @@ def stated(rows: list[Json], size: int) -> Json:
     }
 
 
-@click.command(help=(__doc__ or "").splitlines()[0])
-@experiment
-def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster) -> None:  # noqa: ARG001 - it needs none
+@experiment(__doc__, "XX minutes", runs=DRAWS, quick=3, of="draws of each noise")
+def main(asked: Asked) -> None:
     """Run what is missing and write the results."""
-    folder = begin(output)
-    sizes, draws = ((8, 16), 3) if quick else (SIZES, DRAWS)
+    sizes = (8, 16) if asked.quick else SIZES
     settings: Json = {
-        "paper": "Jiang, Xie & Zhang 2016, lemma 1, theorems 5, 6, 9, 10", "quick": quick, "epsilon": EPSILON,
+        "paper": "Jiang, Xie & Zhang 2016, lemma 1, theorems 5, 6, 9, 10", "quick": asked.quick, "epsilon": EPSILON,
         "neighbours": "replace-one", "failure of the bounds": FAILURE, "gap over d / epsilon": GAP,
     }  # fmt: skip
-    cells = [{"method": m, "d": d, "draw": draw} for m in METHODS for d in sizes for draw in range(draws)]
-    with runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store, cluster.connected() as executor:
+    cells = [{"method": m, "d": d, "draw": draw} for m in METHODS for d in sizes for draw in range(asked.runs)]
+    with runs.opened(asked.output / f"{NAME}.cells.jsonl", settings) as store, asked.cluster.connected() as executor:
         rows = runs.run(executor, store, measured, cells, label="Theorems")
     table = [stated(rows, d) for d in sizes]
-    runs.write(folder / NAME, rows, settings | {"table": table})
-    picture(folder / f"{NAME}.png", table)
+    runs.write(asked.output / NAME, rows, settings | {"table": table})
+    picture(asked.output / f"{NAME}.png", table)
+    asked.finish(NAME, ".json .csv .png", results_of(table))
+
+
+def results_of(table: list[Json]) -> Iterator[str]:
+    """Yield bounds beside what was drawn as lines of text."""
+    for line in table:
+        largest = line["norm, largest"]["jiang-wishart"]
+        yield (
+            f"d = {line['d']}: norm up to {largest:.4g}, lemma 1 {line['lemma 1']:.4g}, Gaussian bound "
+            f"{line['Gaussian bound']:.4g}; theorem 5: ratio {line['theorem 5, published ratio']:.3g} published, "
+            f"{line['theorem 5, measured ratio']:.3g} measured"
+        )
+        for k in COMPONENTS:
+            sixth, ninth = line["theorem 6"][k], line["theorem 9"][k]
+            yield (
+                f"d = {line['d']}, k = {k}: theorem 6 {'holds' if sixth['holds'] else 'FAILS'}, loose by "
+                f"{sixth['looseness, median']:.3g}; error of rank k {ninth['jiang-wishart']:.4g}, theorem 9 "
+                f"{line['theorem 9, bound']:.4g}; theorem 10 {line['theorem 10, lower bound']:.4g}"
+            )
 
 
 def picture(path: Path, table: list[Json]) -> None:

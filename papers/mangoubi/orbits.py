@@ -13,14 +13,14 @@ It writes ``mangoubi_orbits`` as ``.json`` (settings, bounds), ``.csv`` (every c
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 
-from dpdist import Cluster, RowBound, UsageError, cli
+from dpdist import RowBound, UsageError, cli
 from dpdist.mechanisms.orbit import CalibratedLowRankOrbit, CalibratedOrbit
 from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.floats import exponentials
@@ -30,7 +30,7 @@ from dpdist.pca.eigen import top_eigenpairs
 from dpdist.triangle import packed
 from papers.common import pictures, runs
 from papers.common.answers import NOTICE, PublicMoment, private_moment, request_for
-from papers.common.command import begin, experiment
+from papers.common.command import Asked, experiment
 from papers.common.data import Floats
 from papers.common.runs import Json
 from papers.mangoubi import rates
@@ -189,16 +189,15 @@ def compared(matrix: Matrix, epsilon: str) -> Json:
     return {name: float(f"{value:.6g}") for name, value in found.items()}
 
 
-@click.command(help=(__doc__ or "").splitlines()[0])
-@experiment
-def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster) -> None:  # noqa: ARG001 - synthetic
+@experiment(__doc__, "XX minutes", runs=20, quick=20, of="answers of each method, at most (10 or 5 of slow ones)")
+def main(asked: Asked) -> None:
     """Run what is missing and write the results."""
-    folder, matrices = begin(output), QUICK if quick else MATRICES
-    epsilons = EPSILONS[2:3] if quick else EPSILONS
+    matrices = QUICK if asked.quick else MATRICES
+    epsilons = EPSILONS[2:3] if asked.quick else EPSILONS
     settings: Json = {
         "paper": "Mangoubi et al. 2022, algorithms 1 and 2, section 3",
         "notice": NOTICE,
-        "quick": quick,
+        "quick": asked.quick,
         "neighbours": "replace-one",
         "seed of the Wishart matrices": SEED,
         "largest eigenvalue": LARGEST,
@@ -206,17 +205,36 @@ def main(data: Path | None, output: Path | None, quick: bool, cluster: Cluster) 
     }
     cases = [(matrix, epsilon) for matrix in matrices for epsilon in epsilons]
     cells = [
-        {"family": m.family, "d": m.size, "k": m.rank, "epsilon": epsilon, "method": method, "draws": draws_for(m)}
+        {
+            "family": m.family,
+            "d": m.size,
+            "k": m.rank,
+            "epsilon": epsilon,
+            "method": method,
+            "draws": min(draws_for(m), asked.runs),
+        }
         for m, epsilon in cases
         for method in METHODS
     ]
-    with cluster.connected() as executor, runs.opened(folder / f"{NAME}.cells.jsonl", settings) as store:
+    with asked.cluster.connected() as executor, runs.opened(asked.output / f"{NAME}.cells.jsonl", settings) as store:
         found = runs.run(executor, store, measure, cells, label="Orbits")
     stated = [{"family": m.family, "d": m.size, "k": m.rank, "epsilon": e} | compared(m, e) for m, e in cases]
     described = [asdict(m) | {"eigenvalues": [float(f"{v:.6g}") for v in m.levels()]} for m in matrices]
-    runs.write(folder / NAME, found, settings | {"matrices": described, "bounds": stated})
-    picture(folder / f"{NAME}.png", found, stated)
-    click.echo(f"{len(found)} cases: {folder / NAME}.json, .csv, .png", err=True)
+    runs.write(asked.output / NAME, found, settings | {"matrices": described, "bounds": stated})
+    picture(asked.output / f"{NAME}.png", found, stated)
+    asked.finish(NAME, ".json .csv .png", results_of(found, stated))
+
+
+def results_of(found: list[Json], stated: list[Json]) -> Iterator[str]:
+    """Yield errors and bounds at epsilon 1 as lines of text."""
+    for line in stated:
+        if line["epsilon"] == "1":
+            errors = {c["method"]: c["error"] for c in found if _close(c, line, "method")}
+            listed = ", ".join(f"{method} {error:.4g}" for method, error in errors.items())
+            yield (
+                f"{line['family']}, d = {line['d']}, k = {line['k']}: lower bound {line['lower bound']:.3g}; {listed}; "
+                f"upper bound 2 {line['upper bound, algorithm 2']:.4g}"
+            )
 
 
 _DRAWN = ("algorithm 1", "algorithm 2", "Amin et al.", "two-sided Wishart")

@@ -19,29 +19,35 @@ and on the unitary orbit the same with (Re H_ij)². So the off-diagonal error of
 wherever their diagonals do: to first order both cost ``(gamma_i - gamma_j) / (alpha (l_i - l_j))`` for each pair. What
 is left between them is the second order: Re H has a spectrum that is a little drawn together.
 
-    python -m papers.mangoubi.real
+    python -m papers.mangoubi.real --workers 2
 
-draws both and writes ``papers/results/mangoubi_real.json``.
+draws both and writes ``mangoubi_real`` as ``.json`` and ``.csv``.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-from pathlib import Path
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dpdist import cli
 from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.orbit import hermitian
+from papers.common import runs
+from papers.common.command import Asked, experiment
 from papers.common.runs import Json
 
 Floats = npt.NDArray[np.float64]
 
-OUTPUT = Path(__file__).resolve().parents[1] / "results" / "mangoubi_real.json"
+NAME = "mangoubi_real"
 _BATCH = 4096
+_NAMES = (
+    "d", "alpha times the range of A", "draws", "accepted of the proposals", "squared error, real orbit",
+    "squared error, Re H", "largest eigenvalue of Re H",
+)  # fmt: skip
 CASES = [(size, reach) for size in (2, 3, 4) for reach in (1.0, 3.0, 10.0, 30.0)]
 """d, and alpha times the largest difference of eigenvalues of A; on the widest orbit, gamma = 1 ... 0 evenly."""
 
@@ -86,8 +92,9 @@ def real_orbit(levels: Floats, spectrum: Floats, count: int, source: np.random.G
     return np.einsum("nij,j,nkj->nik", every, spectrum, every), proposed
 
 
-def compared(size: int, reach: float, count: int, source: np.random.Generator) -> Json:
+def compared(cell: Json, _: Any) -> Json:
     """Draw both releases and return their mean squared errors about the exact matrix of the orbit, and the cost."""
+    size, reach, count, source = cell["d"], cell["reach"], cell["draws"], np.random.default_rng()
     spectrum = np.linspace(1, 0, size)
     levels = reach * spectrum
     drawn, proposed = real_orbit(levels, spectrum, count, source)
@@ -100,9 +107,7 @@ def compared(size: int, reach: float, count: int, source: np.random.Generator) -
         return [float(f"{v:.4g}") for v in (errors.mean(), errors.std() / math.sqrt(count))]
 
     return {
-        "d": size,
         "alpha times the range of A": reach,
-        "draws": count,
         "accepted of the proposals": float(f"{count / proposed:.3g}"),
         "squared error, real orbit": squared(drawn),
         "squared error, Re H": squared(parts),
@@ -110,16 +115,28 @@ def compared(size: int, reach: float, count: int, source: np.random.Generator) -
     }
 
 
-def main() -> None:
+@experiment(__doc__, "XX minutes", runs=2000, quick=50, of="draws from each orbit")
+def main(asked: Asked) -> None:
     """Draw every case and write the results."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--output", type=Path, default=OUTPUT)
-    parser.add_argument("--draws", type=int, default=2000)
-    chosen = parser.parse_args()
-    source = np.random.default_rng()
-    found = [compared(size, reach, chosen.draws, source) for size, reach in CASES]
-    chosen.output.write_text(json.dumps(found, indent=1) + "\n")
+    cases = [case for case in CASES if not asked.quick or case[0] == CASES[0][0]]
+    cells = [{"d": size, "reach": reach, "draws": asked.runs} for size, reach in cases]
+    settings: Json = {"paper": "Mangoubi et al. 2022, the real orbit", "quick": asked.quick}
+    with runs.opened(asked.output / f"{NAME}.cells.jsonl", settings) as store, asked.cluster.connected() as executor:
+        found = runs.run(executor, store, compared, cells, label="Orbits")
+    table = [{name: one[name] for name in _NAMES} for one in found]
+    runs.write(asked.output / NAME, table, table)
+    asked.finish(NAME, ".json .csv", results_of(table))
+
+
+def results_of(table: list[Json]) -> Iterator[str]:
+    """Yield the errors as lines of text."""
+    for one in table:
+        yield (
+            f"d = {one['d']}, alpha range {one['alpha times the range of A']:g}: accepted "
+            f"{one['accepted of the proposals']:.2g}, squared error of the real orbit "
+            f"{one['squared error, real orbit'][0]:.3f}, of Re H {one['squared error, Re H'][0]:.3f}"
+        )
 
 
 if __name__ == "__main__":
-    main()
+    cli.execute(main)

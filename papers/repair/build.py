@@ -3,7 +3,7 @@
     pip install -e '.[preprint]'
     python -m papers.repair.build
 
-It writes ``repair.pdf`` beside the text.
+It writes ``repair.pdf`` to the folder of results.
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ from pathlib import Path
 
 import typst
 
+from dpdist import cli
+from papers.common.command import Asked, experiment
+
 FOLDER = Path(__file__).resolve().parent
 RESULTS = FOLDER.parent / "results"
 ANALYST = FOLDER.parent.parent / "benchmarks" / "results" / "adaptive_analyst.json"
 
 
-def main() -> None:
+@experiment(__doc__, "a second")
+def main(asked: Asked) -> None:
     """Compile the text in a folder with all that it reads."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -29,8 +33,9 @@ def main() -> None:
         (folder / "results").mkdir()
         for path in (*RESULTS.glob("repair_*.json"), RESULTS / "erratum.json"):
             shutil.copy(path, folder / "results")
-        typst.compile(folder / "repair.typ", output=FOLDER / "repair.pdf", root=folder)
+        typst.compile(folder / "repair.typ", output=asked.output / "repair.pdf", root=folder)
+    asked.finish("repair", ".pdf", ())
 
 
 if __name__ == "__main__":
-    main()
+    cli.execute(main)

@@ -1,61 +1,77 @@
 """The numbers of the preprint that no other experiment has: noise beside noise, and the printed cells of table 1.
 
-    python -m papers.repair.facts
+    python -m papers.repair.facts --workers 2
 
-It writes ``repair_facts`` as ``.json``. Noise is in units of C², under replace-one, delta 1e-6 where there is one. Its
-spectral norm is the mean of 20 draws.
+It writes ``repair_facts`` as ``.json`` and ``.csv``. Noise is in units of C², under replace-one, delta 1e-6 where there
+is one. Its spectral norm is the mean of 20 draws.
 """
 
 from __future__ import annotations
 
-import json
 from math import log10
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from dpdist import Neighbours, PrivacyLoss
+from dpdist import Neighbours, PrivacyLoss, cli
 from dpdist.mechanisms import registry
 from dpdist.mechanisms.base import Additive
 from dpdist.mechanisms.sensitivity import LatticeQuery
 from dpdist.noise.entropy import SYSTEM
 from dpdist.triangle import unpacked
+from papers.common import runs
+from papers.common.command import Asked, experiment
+from papers.common.runs import Json
 from papers.imtiaz_sarwate.published import counted
 
-BITS, DRAWS = 20, 20
+BITS = 20
 MECHANISMS = {
     "sn": "0", "jiang-wishart": "0", "two-sided-wishart": "0", "laplace": "0", "wishart": "1e-6", "gaussian": "1e-6",
 }  # fmt: skip
 SIZES, EPSILONS = (10, 100), ("0.1", "1")
-RESULT = Path(__file__).resolve().parent.parent / "results" / "repair_facts.json"
+NAME = "repair_facts"
 
 
-def noise(name: str, size: int, epsilon: str) -> dict[str, Any]:
-    """Return deviation off the diagonal, and the spectral norm of the noise about its mean and as it is."""
+def noise(cell: Json, _: Any) -> Json:
+    """Return deviation off the diagonal, and the spectral norm of the noise."""
+    name, size, epsilon = cell["mechanism"], cell["d"], cell["epsilon"]
     query = LatticeQuery(size, 4**BITS, Neighbours.REPLACE_ONE)
     calibrated = cast("Additive", registry.calibrated(name, query, PrivacyLoss.parse(epsilon, MECHANISMS[name])))
-    drawn = np.array([unpacked(calibrated.draw(SYSTEM), size) for _ in range(DRAWS)], dtype=float) / 4**BITS
+    drawn = np.array([unpacked(calibrated.draw(SYSTEM), size) for _ in range(cell["draws"])], dtype=float) / 4**BITS
     off = drawn[:, ~np.eye(size, dtype=bool)]
     return {
-        "mechanism": name, "d": size, "epsilon": epsilon, "delta": MECHANISMS[name],
+        "delta": MECHANISMS[name],
         "deviation": float(off.std()),
         "spectral norm": float(np.mean([np.linalg.norm(each, 2) for each in drawn])),
     }  # fmt: skip
 
 
-def main() -> None:
+@experiment(__doc__, "XX minutes", runs=20, quick=2, of="draws of each noise")
+def main(asked: Asked) -> None:
     """Write them."""
-    table = [noise(name, size, epsilon) for size in SIZES for epsilon in EPSILONS for name in MECHANISMS]
-    cells = counted()
+    sizes = SIZES[:1] if asked.quick else SIZES
+    cells = [
+        {"mechanism": name, "d": size, "epsilon": epsilon, "draws": asked.runs}
+        for size in sizes
+        for epsilon in EPSILONS
+        for name in MECHANISMS
+    ]
+    settings: Json = {"numbers": "of the preprint", "quick": asked.quick}
+    with runs.opened(asked.output / f"{NAME}.cells.jsonl", settings) as store, asked.cluster.connected() as executor:
+        table = runs.run(executor, store, noise, cells, label="Noise")
+    printed = counted()
     found = {
         "noise": table,
-        "table 1": {"cells": cells.cells, "whole": cells.whole, "log10 of the chance": log10(cells.chance)},
+        "table 1": {"cells": printed.cells, "whole": printed.whole, "log10 of the chance": log10(printed.chance)},
     }
-    for row in [*table, found["table 1"]]:
-        print(row)
-    RESULT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    runs.write(asked.output / NAME, table, found)
+    asked.finish(
+        NAME, ".json .csv",
+        [*(f"{one['mechanism']}, d = {one['d']}, epsilon {one['epsilon']}: deviation {one['deviation']:.4g}, "
+           f"spectral norm {one['spectral norm']:.4g}" for one in table),
+         f"Table 1: {printed.whole} of {printed.cells} cells are whole numbers of rows, chance {printed.chance:.1g}"],
+    )  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    cli.execute(main)

@@ -14,31 +14,35 @@ For the tables ``C = m e e^T`` and ``C' = (m + 1) e e^T`` (m rows e of norm 1, a
 (u^T e)²`` alone, which is Beta(1/2, (d-1)/2) under the uniform law. So the largest ``|log p(u) - log p'(u)|`` is found
 by quadrature. It is a lower bound on the epsilon that a law has::
 
-    python -m papers.repair.samplers
+    python -m papers.repair.samplers --workers 2
 
-It writes ``repair_samplers`` as ``.json``. Versions read: diffprivlib at commit 3f4b97b, and as of 2023 with the same
-acceptance; OpenDP's ``extras/numpy`` as of 2024. Later ones may differ.
+It writes ``repair_samplers`` as ``.json`` and ``.csv``. Versions read: diffprivlib at commit 3f4b97b, and as of 2023
+with the same acceptance; OpenDP's ``extras/numpy`` as of 2024. Later ones may differ.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy import integrate, optimize, special
 
+from dpdist import cli
+from papers.common import runs
+from papers.common.command import Asked, experiment
+from papers.common.runs import Json
+
 Floats = npt.NDArray[np.float64]
 Law = Callable[[Floats], Floats]
+NAME = "repair_samplers"
 LAWS = ("Bingham", "diffprivlib", "OpenDP")
 CLAIMS = {"Bingham": 0.25, "diffprivlib": 1.0, "OpenDP": 0.5}
 """What each says of one row more, in units of the epsilon that its user names; of Bingham, what is true."""
 SIZES = (2, 5, 10, 20, 50, 100, 200)
 ROWS = np.unique(np.concatenate([np.arange(20), np.geomspace(20, 1e6, 60)]))
 _SHARES = 1 - np.concatenate([[0], np.geomspace(1e-9, 1, 2000)])
-RESULT = Path(__file__).resolve().parent.parent / "results" / "repair_samplers.json"
 
 
 def envelope(strength: float, size: int) -> float:
@@ -84,23 +88,29 @@ def loss(law: str, epsilon: float, size: int, rows: float) -> float:
     return float(np.abs(here(_SHARES) - there(_SHARES)).max())
 
 
-def main() -> None:
+def worst(cell: Json, _: Any) -> Json:
+    """Return the largest loss over numbers of rows."""
+    law, epsilon = cell["law"], cell["epsilon"]
+    losses = [loss(law, epsilon, cell["d"], rows) for rows in ROWS]
+    place = int(np.argmax(losses))
+    return {"claimed": CLAIMS[law] * epsilon, "at least": losses[place], "rows": float(ROWS[place])}
+
+
+@experiment(__doc__, "XX minutes")
+def main(asked: Asked) -> None:
     """Write the largest loss over numbers of rows, for each law and dimension."""
-    found = []
-    for epsilon in (0.1, 1.0):
-        for size in SIZES:
-            for law in LAWS:
-                losses = [loss(law, epsilon, size, rows) for rows in ROWS]
-                worst = int(np.argmax(losses))
-                found.append(
-                    {
-                        "law": law, "epsilon": epsilon, "d": size, "claimed": CLAIMS[law] * epsilon,
-                        "at least": losses[worst], "rows": float(ROWS[worst]),
-                    }
-                )  # fmt: skip
-                print(found[-1])
-    RESULT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    epsilons, sizes = ((1.0,), SIZES[:2]) if asked.quick else ((0.1, 1.0), SIZES)
+    cells = [{"law": law, "epsilon": epsilon, "d": d} for epsilon in epsilons for d in sizes for law in LAWS]
+    settings: Json = {"laws": "of two libraries' samplers of a private eigenvector", "quick": asked.quick}
+    with runs.opened(asked.output / f"{NAME}.cells.jsonl", settings) as store, asked.cluster.connected() as executor:
+        found = runs.run(executor, store, worst, cells, label="Losses")
+    runs.write(asked.output / NAME, found, found)
+    asked.finish(
+        NAME, ".json .csv",
+        (f"{one['law']}, epsilon {one['epsilon']:g}, d = {one['d']}: claimed {one['claimed']:g}, at least "
+         f"{one['at least']:.4g} (at {one['rows']:.4g} rows)" for one in found),
+    )  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    cli.execute(main)

@@ -125,7 +125,7 @@ def test_each_piece_of_work_has_a_bar_and_a_line_of_its_own_that_fits_the_termin
 PRESS = """
 set -u
 eval "$(cat "$HOME/.local/share/bash-completion/completions/dpdist")" 2>/dev/null
-for line in "dpdist rel" "dpdist release rows.zarr --neighbours add"; do
+for line in "dpdist proj" "dpdist release rows.zarr --neighbours add"; do
     read -ra COMP_WORDS <<< "$line"; COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); COMPREPLY=()
     _dpdist_completion dpdist
     echo "${COMPREPLY[*]}"
@@ -142,4 +142,4 @@ def test_what_the_page_says_installs_completion_for_bash(tmp_path: Path) -> None
     said = subprocess.run(
         ["bash", "-c", commands + PRESS], env=environment, capture_output=True, text=True, check=True, timeout=60
     )
-    assert said.stdout.splitlines() == ["release", "add-remove"], said.stderr
+    assert said.stdout.splitlines() == ["project", "add-remove"], said.stderr

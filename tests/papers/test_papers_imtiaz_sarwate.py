@@ -44,9 +44,9 @@ def test_the_figures_run_are_recorded_and_are_not_run_again(
     assert {row["data"] for row in rows} == {"synthetic", "covertype"}
     mean = {(m["figure"], m["data"], m["epsilon"], m["method"]): m["mean"] for m in found["means"]}
     assert mean[1, "synthetic", "10", "SVD"] == pytest.approx(100, abs=1e-3)
-    assert mean[1, "synthetic", "10", "gaussian"] > 99  # 3000 rows against noise of about 0.4
+    assert mean[1, "synthetic", "10", "gaussian"] > 90  # 3000 rows, delta 1e-6
     assert mean[1, "synthetic", "10", "random"] < 35  # 10 of 100 dimensions; the mean is near 10
-    assert len(set(found["data"]["synthetic"]["sha256"])) == found["facts"]["synthetic"]["draws"] == 2  # drawn anew
+    assert len(set(found["facts"]["synthetic"]["sha256"])) == found["facts"]["synthetic"]["draws"] == 2  # drawn anew
     spread = {m["method"]: m for m in found["means"] if (m["figure"], m["data"]) == (1, "synthetic")}
     assert spread["random"]["runs"] == 4
     assert spread["random"]["of the noise"] > 0

@@ -73,7 +73,7 @@ def test_the_real_orbit_has_its_law_and_its_twins_fail() -> None:
 
 def test_what_is_said_of_the_real_part_is_what_was_measured() -> None:
     page = (ROOT / "papers" / "mangoubi" / "README.md").read_text()
-    for found in json.loads(real.OUTPUT.read_text()):
+    for found in json.loads((ROOT / "papers" / "results" / f"{real.NAME}.json").read_text()):
         orbit, part = found["squared error, real orbit"][0], found["squared error, Re H"][0]
         reach = found["alpha times the range of A"]
         accepted, largest = found["accepted of the proposals"], found["largest eigenvalue of Re H"]

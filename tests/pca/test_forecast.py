@@ -214,3 +214,37 @@ def test_where_nothing_can_be_told_it_says_how_many_rows_or_which_epsilon_it_tak
     takes = drowned.expected[0].rows_to_see
     assert drowned.nothing == f"No component of this guess will be above the noise: the first needs {takes} rows."
     assert forecast_release(guess, 8, 5000, [4.0, 1.0]).nothing == ""
+
+
+def test_one_component_of_bingham_captures_more_below_the_gap_that_is_told_and_less_above() -> None:
+    """Means of 150 squared cosines; a verdict is wrong with probability below 1e-4."""
+    d, rows = 32, 1000
+    asked = request("two-sided-wishart", delta="0")
+    found = forecast_release(asked, d, rows, [30.0, 10.0])
+    gap = found.bingham_gap
+    assert gap is not None
+    shown = " ".join(text.forecast(found).split())
+    assert f"below about {gap:.4g} per row, and less above. By this guess the gap is 20." in shown
+    bingham = replace(asked, mechanism="bingham", options={"components": 1})
+    bound = asked.bound(d)
+
+    def captured(chosen: ReleaseRequest, factor: float) -> float:
+        values = np.full(d, 1.0)
+        values[0] += factor * gap * rows
+        moment, calibrated = (
+            KnownMoment(np.rint(np.diag(values) / bound.unit**2).astype(np.int64)),
+            chosen.calibrated(d),
+        )
+        cosines = []
+        for _ in range(150):
+            drawn = np.asarray(calibrated.answer(moment, SYSTEM))
+            vector = drawn[0]
+            if drawn.ndim == 1:
+                vector = np.linalg.eigh(unpacked(drawn.astype(np.int64), d).astype(float))[1][:, -1]
+            cosines.append(float(vector[0] ** 2))
+        return float(np.mean(cosines))
+
+    assert captured(bingham, 0.67) > captured(asked, 0.67)
+    assert captured(bingham, 1.5) < captured(asked, 1.5)
+    assert forecast_release(request(), d, rows).bingham_gap is None
+    assert forecast_release(asked, d, rows, max_rows=2).bingham_gap is None

@@ -1,0 +1,282 @@
+"""Symmetric matrices of declared sensitivity: bounds, privacy, one draw, one ledger, and bad input."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from support.folders import STORED, unpack
+
+import dpdist
+from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.ledger.ledger import Ledger
+from dpdist.ledger.state import State
+from dpdist.mechanisms.base import Additive
+from dpdist.mechanisms.sensitivity import NORMS, DeclaredQuery, implied_squares
+from dpdist.noise.entropy import SYSTEM
+from dpdist.privacy.audit import examine
+from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.release import archive
+from dpdist.release.matrix import MatrixRequest, lattice_of
+from dpdist.triangle import unpacked
+
+Floats = npt.NDArray[np.float64]
+RNG = np.random.default_rng(39)
+PURE, ONE = PrivacyLoss.parse(1), Fraction(1)
+MATRIX = np.diag([5.0, 3, 1]) + 0.25
+
+
+def norms(change: npt.NDArray[Any]) -> dict[str, float]:
+    return {
+        "frobenius": float(np.linalg.norm(change)),
+        "nuclear": float(np.linalg.norm(change, "nuc")),
+        "l1": float(np.abs(np.triu(change)).sum()),
+    }
+
+
+def symmetric(size: int) -> Floats:
+    made = RNG.normal(size=(size, size)) * RNG.choice([0.01, 1], size=(size, size))
+    return made + made.T
+
+
+def request(loss: PrivacyLoss = PURE, size: int = 3, **declared: Any) -> MatrixRequest:
+    return MatrixRequest.of(loss, declared, size, Neighbours.REPLACE_ONE)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_a_norm_bounds_the_others_and_the_bounds_are_attained(size: int) -> None:
+    unit, pair = np.eye(size)[0], np.zeros((size, size))
+    pair[0, -1] = pair[-1, 0] = 1
+    weights = np.where(np.eye(size, dtype=bool), 2.0, 1)
+    extreme = [np.outer(unit, unit), np.ones((size, size)), np.eye(size), weights, pair]
+    reached = set()
+    for change in (*extreme, *(symmetric(size) for _ in range(200))):
+        found = norms(change)
+        for name, norm in itertools.product(NORMS, NORMS):
+            bound = math.sqrt(implied_squares({name: Fraction(1)}, size)[norm]) * found[name]
+            assert found[norm] <= bound * (1 + 1e-12)
+            if found[norm] > bound * (1 - 1e-12):
+                reached.add((name, norm))
+    assert size == 1 or reached == set(itertools.product(NORMS, NORMS))
+
+
+@pytest.mark.parametrize("size", [2, 6])
+def test_rounded_neighbours_stay_within_the_calibrated_sensitivity_and_not_within_the_declared_one(size: int) -> None:
+    exceeded = set()
+    for scale in (1.0, 3.0, 1000.0):
+        for _ in range(200):
+            matrix, change = 100 * symmetric(size), scale * symmetric(size)
+            moved = np.rint(matrix + change) - np.rint(matrix)
+            declared = {norm: Fraction(value) for norm, value in norms(change).items()}
+            query = DeclaredQuery.of(declared, size, ONE, Neighbours.REPLACE_ONE)
+            found = norms(moved)
+            assert found["frobenius"] ** 2 <= query.frobenius_squared
+            assert found["l1"] <= query.triangle_l1
+            # D = P - Q of semidefinite integer matrices, as the proof of two-sided-wishart takes them
+            values, vectors = np.linalg.eigh(moved)
+            positive = np.rint((vectors * np.maximum(values, 0)) @ vectors.T) + math.ceil(size / 2) * np.eye(size)
+            negative = positive - moved
+            assert min(np.linalg.eigvalsh(positive)[0], np.linalg.eigvalsh(negative)[0]) > -1e-9
+            assert np.trace(positive) + np.trace(negative) <= query.nuclear
+            exceeded |= {norm for norm in NORMS if found[norm] > float(declared[norm]) * (1 + 1e-12)}
+    assert exceeded == set(NORMS)  # the rounding is needed
+
+
+def test_the_mechanism_is_the_one_with_less_noise() -> None:
+    assert request(PrivacyLoss.parse(1, 1e-6), l1=1).mechanism == "gaussian"
+    size, chosen = 64, []
+    for ratio in (0.75, 0.9, 1.1, 1.3):
+        l1 = ratio * 0.589 * math.sqrt(size)
+        asked = request(size=size, nuclear=1, l1=f"{l1:.6f}")
+        mean = {}
+        both: dict[str, dict[str, Any]] = {"two-sided-wishart": {"nuclear": 1}, "laplace": {"l1": f"{l1:.6f}"}}
+        for name, declared in both.items():
+            # the other sensitivity is so large that the mechanism is taken
+            other: dict[str, Any] = {"l1": 10**6} if name == "two-sided-wishart" else {"nuclear": 10**6}
+            made = request(size=size, **declared, **other)
+            assert made.mechanism == name
+            noise = made.calibrated
+            assert isinstance(noise, Additive)
+            drawn = [np.linalg.norm(unpacked(noise.draw(SYSTEM), size).astype(float), 2) for _ in range(10)]
+            mean[name] = float(np.mean(drawn)) * 2.0**made.exponent
+        assert asked.mechanism == min(mean, key=lambda name: mean[name])
+        chosen.append(asked.mechanism)
+    assert chosen == ["laplace", "laplace", "two-sided-wishart", "two-sided-wishart"]
+
+
+ATTACKED: dict[str, tuple[PrivacyLoss, dict[str, float], Floats]] = {
+    "gaussian": (PrivacyLoss.parse(1, 1e-6), {"frobenius": 2}, np.array([[1.0, 1], [1, -1]])),
+    "two-sided-wishart": (PURE, {"nuclear": 2}, np.array([[0.0, 1], [1, 0]])),
+    "laplace": (PURE, {"l1": 1}, np.array([[0.0, 1], [1, 0]])),
+}
+
+
+@pytest.mark.parametrize("mechanism", ATTACKED)
+def test_an_attack_shows_no_more_than_epsilon_and_more_where_the_declaration_is_too_small(mechanism: str) -> None:
+    """Each verdict is wrong with probability at most 1e-6."""
+    loss, declared, change = ATTACKED[mechanism]
+
+    def shown(factor: int) -> float:
+        asked = request(loss, 2, **{norm: value / factor for norm, value in declared.items()})
+        assert asked.mechanism == mechanism
+        noise = asked.calibrated
+        assert isinstance(noise, Additive)
+        draws = np.array([unpacked(drawn, 2) for drawn in noise.draws(1000, SYSTEM)], dtype=float)
+        move = unpacked(lattice_of(change, asked.exponent), 2).astype(float)
+        scores = np.einsum("nij,ij->n", draws, move)
+        found = examine(scores, scores[::-1] + float((move**2).sum()), 1e-6, delta=loss.delta)
+        return found.epsilon(loss.delta)
+
+    assert shown(1) <= 1 < shown(8)
+
+
+Make = Callable[..., dpdist.MatrixRelease]
+
+
+@pytest.fixture
+def make(tmp_path: Path, state: Path) -> Make:  # noqa: ARG001 - a state folder of its own
+    def made(name: str = "out", matrix: Any = MATRIX, **changed: Any) -> dpdist.MatrixRelease:
+        asked: dict[str, Any] = {"epsilon": 1, "frobenius": 2, "ledger": tmp_path / "people.ledger"} | changed
+        return dpdist.release_matrix(matrix, tmp_path / name, **asked)
+
+    return made
+
+
+@pytest.mark.parametrize("delta", [0, 1e-6])
+def test_the_noise_has_the_deviation_stated_and_the_matrix_is_in_its_own_units(make: Make, delta: float) -> None:
+    matrix = 1e6 * symmetric(120)
+    found = make(matrix=matrix, delta=delta)
+    noise = (found.matrix - matrix)[np.triu_indices(120, 1)]
+    # 7140 entries: 6 standard errors of a standard deviation, also of Laplace noise, are 12 %
+    assert noise.std() == pytest.approx(found.deviation, rel=0.12)
+    assert noise.std() != pytest.approx(found.deviation * math.sqrt(2), rel=0.12)
+    assert abs(noise.mean()) < 6 * found.deviation / math.sqrt(noise.size)
+
+
+def test_it_is_drawn_once_and_charged_once_whoever_repeats_it(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, ledger = tmp_path / "M.npy", tmp_path / "M.ledger"
+    np.save(file, MATRIX)
+
+    def died(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(archive, "publish", died)
+        with pytest.raises(KeyboardInterrupt):
+            make("first", file, ledger=None)
+    first = make("first", file, ledger=None)
+    copy = tmp_path / "elsewhere" / "copy.npy"
+    copy.parent.mkdir()
+    np.save(copy, MATRIX.astype(np.float32))  # exact here
+    again = make("again", copy, ledger=None)
+    third = make("third", MATRIX, ledger=ledger)
+    assert np.array_equal(first.matrix, again.matrix)
+    assert np.array_equal(first.matrix, third.matrix)
+    assert [record.state for record in Ledger(ledger).records] == [State.PUBLISHED]
+    assert not copy.with_suffix(".ledger").exists()
+    assert not np.array_equal(first.matrix, MATRIX)
+    with pytest.raises(RefusedError, match="a second one would spend the budget twice"):
+        make("other", copy, ledger=tmp_path / "other.ledger")
+    with pytest.raises(RefusedError, match="left: nothing"):
+        make("other", file, ledger=None, frobenius=3)
+    with pytest.raises(UsageError, match=r"budget of .* is epsilon 1"):
+        make("other", file, ledger=None, budget=PrivacyLoss.parse(5))
+
+
+def test_it_is_charged_to_the_ledger_of_the_rows_of_the_same_people(make: Make, tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", RNG.normal(size=(2000, 3)))
+    dpdist.ingest_rows(tmp_path / "rows.npy", tmp_path / "rows.zarr", budget=PrivacyLoss.parse(2))
+    ledger = tmp_path / "rows.ledger"
+    make(ledger=ledger)
+    asked = dpdist.ReleaseRequest("two-sided-wishart", PURE, 4.0)
+    dpdist.release_rows(tmp_path / "rows.zarr", tmp_path / "release.zarr", asked)
+    assert len(Ledger(ledger).records) == 2
+    with pytest.raises(RefusedError, match="left: nothing"):
+        make("second", ledger=ledger, frobenius=5)
+    with pytest.raises(RefusedError, match="neighbouring relation"):
+        make("second", ledger=ledger, epsilon=0.1, neighbours="add-remove")
+    # another ledger than the one that was charged for this matrix
+    dpdist.ingest_rows(tmp_path / "rows.npy", tmp_path / "other.zarr", budget=PrivacyLoss.parse(2))
+    with pytest.raises(RefusedError, match="another ledger"):
+        make("third", ledger=tmp_path / "other.ledger")
+
+
+def test_rows_in_periods_pay_for_no_matrix(make: Make, tmp_path: Path) -> None:
+    place = tmp_path / "nights.ledger"
+    ledger = Ledger.create(place, dataset_id="0" * 32, budget=PrivacyLoss.parse(2), periodic=True)
+    ledger.close_period("2026-01-01", "a" * 64)
+    with pytest.raises(RefusedError, match="come in periods"):
+        make(ledger=place)
+    assert ledger.records == []
+
+
+BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
+    "asymmetric": (np.array([[1.0, 2], [3, 4]]), {}, DataError, "not symmetric"),
+    "nan": (np.diag([1.0, np.nan]), {}, DataError, "not finite"),
+    "infinite": (np.diag([1.0, np.inf]), {}, DataError, "not finite"),
+    "vector": (np.ones(3), {}, DataError, "shape"),
+    "empty": (np.ones((0, 0)), {}, DataError, "shape"),
+    "complex": (np.eye(2) * 1j, {}, DataError, "float64"),
+    "wide floats": (np.eye(2, dtype=np.longdouble), {}, DataError, "float64"),
+    "words": (np.array([["a"]]), {}, DataError, "float64"),
+    "wide integers": (np.eye(2, dtype=np.int64) * (2**53 + 2), {}, DataError, "2\\^53"),
+    "beyond the lattice": (np.diag([1e30, 1]), {}, DataError, "exceeds the 64-bit lattice"),
+    "the largest float": (np.diag([1.7e308, 1]), {}, DataError, "exceeds the 64-bit lattice"),
+    "no sensitivity": (MATRIX, {"frobenius": None}, UsageError, "Declare how far"),
+    "no change": (MATRIX, {"frobenius": 0}, UsageError, "positive number"),
+    "negative": (MATRIX, {"frobenius": -1}, UsageError, "positive number"),
+    "not a number": (MATRIX, {"frobenius": "nan"}, UsageError, "positive number"),
+    "word": (MATRIX, {"frobenius": "two"}, UsageError, "positive number"),
+    "too large": (MATRIX, {"frobenius": 1e300}, UsageError, "positive number"),
+    "no ledger": (MATRIX, {"ledger": None}, UsageError, "needs a ledger"),
+    "too small a budget": (MATRIX, {"budget": PrivacyLoss.parse("0.5")}, UsageError, "exceeds the budget"),
+    "missing file": ("nowhere.npy", {}, DataError, "cannot be read as a matrix"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_refused_before_anything_is_declared_or_spent(case: str, make: Make, tmp_path: Path) -> None:
+    matrix, changed, error, words = BAD[case]
+    with pytest.raises(error, match=words) as raised:
+        make(matrix=matrix, **changed)
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "people.ledger").exists()
+    assert "e+" not in str(raised.value).partition("ends at")[0]  # no entry of the matrix is told
+
+
+def test_other_contents_are_not_replaced_and_damage_is_found(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(DataError, match="exists already"):
+        make("mine")
+    assert not Ledger(tmp_path / "people.ledger").records
+    found = make()
+    chunk = tmp_path / "out" / "lattice" / "c" / "0" / "0"
+    content = bytearray(chunk.read_bytes())
+    content[0] ^= 1
+    chunk.write_bytes(content)
+    with pytest.raises(DataError, match="damaged"):
+        dpdist.open_matrix(tmp_path / "out")
+    assert np.array_equal(make("again").matrix, found.matrix)
+    with pytest.raises(DataError, match="not a released matrix"):
+        dpdist.open_matrix(tmp_path / "people.ledger")
+
+
+def test_a_stored_release_of_the_first_format_is_read(tmp_path: Path) -> None:
+    unpack(STORED / "matrix-1.tar.gz", tmp_path)
+    found = dpdist.open_matrix(tmp_path / "matrix.zarr")
+    assert (found.mechanism, str(found.guarantee.loss)) == ("two-sided-wishart", "epsilon 1, delta 0")
+    assert found.declared == (("nuclear", Fraction(2)), ("l1", Fraction(3)))
+    assert found.lattice.tolist() == np.load(tmp_path / "lattice.npy").tolist()
+    assert np.array_equal(found.matrix, np.load(tmp_path / "lattice.npy") * 2.0**found.exponent)
+    facts = dpdist.inspect_path(tmp_path / "matrix.zarr")
+    assert facts.kind == "matrix"
+    assert "DECLARED, not verified: nuclear norm 2" in facts.describe()
