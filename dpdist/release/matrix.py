@@ -286,8 +286,8 @@ class MatrixRequest:
             )
         if wrong := [norm for norm, value in known.items() if value <= 0]:
             raise UsageError(
-                "A sensitivity must be a positive number, from 1e-9 to below 1e10. Otherwise scale the matrix, and with "
-                "it the sensitivity.",
+                "A sensitivity must be a positive number, from 1e-9 to below 1e10. Otherwise scale the matrix and its "
+                "sensitivity.",
                 parameter=wrong[0],
             )
         return cls(loss, tuple(known.items()), size, neighbours)
