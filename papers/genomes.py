@@ -351,7 +351,7 @@ def of_other_half(rows: Floats) -> float:
     return captured[0] / captured[1]
 
 
-@experiment(__doc__, "XX minutes", runs=20, quick=2, of="draws of each setting, at most")
+@experiment(__doc__, "2 minutes", runs=20, quick=2, of="draws of each setting, at most")
 def main(asked: Asked) -> None:
     """Run what is missing and write the results."""
     plan = QUICK if asked.quick else WHOLE

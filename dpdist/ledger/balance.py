@@ -37,7 +37,7 @@ class Balance:
     left_closed: Left | None = None  # for a release of all closed periods; None without periods
     closed: bool = False  # nothing can be charged: exhausted, or a version 1 ledger without caps
     exhausted: bool = False  # the whole budget was charged because the witness was lost (dpdist.ledger.witness)
-    condition: str | None = None  # the statement about past requests on which the guarantee rests
+    condition: str | None = None  # statements on which the guarantee rests: past requests, declared sensitivities
     exceeded: bool = False  # by tampering, or by two machines without a common witness
 
     @property
@@ -192,6 +192,16 @@ def require_distinct_rows(view: View, periods: tuple[str, ...], location: str) -
         )
 
 
+def _condition(view: View) -> str | None:
+    """Return what the joint guarantee rests on: the statement of the ledger, and declared sensitivities."""
+    alive = (record for record in view.records.values() if record.state is not State.ABORTED)
+    declared = [record.release_id for record in alive if "declared_sensitivity" in record.parameters]
+    stated = [] if view.condition is None else [view.condition]
+    if declared:
+        stated.append(f"the sensitivity declared for {listed(declared)} is right, which dpdist did not verify")
+    return ", and ".join(stated) or None
+
+
 def require_unit(view: View, parameters: Mapping[str, object], location: str) -> None:
     """Refuse a release that protects another privacy unit than the first one: their losses do not add up."""
     first = next((record for record in view.records.values() if record.state is not State.ABORTED), None)
@@ -199,7 +209,8 @@ def require_unit(view: View, parameters: Mapping[str, object], location: str) ->
         raise RefusedError(
             f"The first release charged to {location} protects another privacy unit than these rows, and losses of "
             "different units cannot be added. Nothing was read or spent. Release rows with that unit; or ingest the "
-            "source as another table, and add both budgets for every person."
+            "source as another table, and add both budgets for every person. A matrix that was charged first protects "
+            "rows, not units."
         )
 
 
@@ -416,12 +427,12 @@ class FoldedLedger:
         if accounts is None:
             nothing = Left(0, 0, budget.delta_atto, 1.0)
             return Balance(
-                budget, count, nothing, closed=True, exhausted=view.exhausted, condition=view.condition,
+                budget, count, nothing, closed=True, exhausted=view.exhausted, condition=_condition(view),
                 exceeded=view.exceeded is not None,
             )  # fmt: skip
         left = accounts.to_come.left()
         closed = None if view.periods is None else accounts.left(view.periods) if view.periods else left
-        return Balance(budget, count, left, closed, condition=view.condition)
+        return Balance(budget, count, left, closed, condition=_condition(view))
 
     @staticmethod
     def _append(view: View, transaction: Transaction, *events: Event) -> None:

@@ -125,9 +125,10 @@ def ceil_sqrt(square: Fraction) -> int:
 
 def implied_squares(declared: dict[str, Fraction], size: int) -> dict[str, Fraction]:
     """Return the square of the sensitivity in each norm, from the declared ones; proofs in the module docstring."""
+    pair = 2 if size > 1 else 1  # of E_ij + E_ji, which one column does not have
     factors: dict[str, dict[str, Fraction | int]] = {
-        "frobenius": {"frobenius": 1, "nuclear": 1, "l1": 2},
-        "nuclear": {"frobenius": size, "nuclear": 1, "l1": 4},
+        "frobenius": {"frobenius": 1, "nuclear": 1, "l1": pair},
+        "nuclear": {"frobenius": size, "nuclear": 1, "l1": pair**2},
         "l1": {"frobenius": Fraction(size * (size + 3), 4), "nuclear": Fraction((size + 1) ** 2, 4), "l1": 1},
     }
     return {norm: min(Fraction(factors[norm][name]) * value**2 for name, value in declared.items()) for norm in NORMS}

@@ -26,7 +26,7 @@ from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.naming import parameter, step
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.release import archive, trusted
+from dpdist.release import archive, matrix, trusted
 from dpdist.release.trusted import reproduced
 from dpdist.rows.dataset import RowsTable, bind_ledger
 from dpdist.rows.periods import PeriodicTable, bind_periods, create_periods, is_periodic, open_periods
@@ -434,8 +434,8 @@ def _ledger_to_name(address: LedgerAddress, rows: object, dataset_id: str, budge
         return None
     if opened is None or opened.ledger_id != record.ledger_id:
         raise RefusedError(
-            f"{rows} is a copy of rows with the ledger {record.place}; a second one would spend the budget twice. Pass "
-            f"that one: {step('ledger create', record.place, rows=rows)}, or {parameter('ledger', record.place)}. "
+            f"{rows} has the ledger {record.place} already, or is a copy of what it pays for; a second one would spend "
+            f"the budget twice. Pass that one: {parameter('ledger', record.place)}. "
             "If it was moved, pass its new path. If it is lost, restore it from a copy, and charge the missing "
             f"releases with: {step('ledger adopt', 'LEDGER')}."
         )
@@ -487,7 +487,10 @@ def verify_ledger(ledger: AnyLedgerAddress, releases: Sequence[AnyStore] = ()) -
     opened = Ledger(ledger)
     opened.verify()
     for path in map(store_at, releases):
-        release_id = trusted.require_recorded(opened, path).release_id
+        if (attributes_of(path) or {}).get("format") == matrix.FORMAT:
+            release_id = matrix.require_recorded(opened, path).release_id
+        else:
+            release_id = trusted.require_recorded(opened, path).release_id
         record = opened.record(release_id)
         if record is not None and record.state is State.ADOPTED:
             continue

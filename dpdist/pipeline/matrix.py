@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +20,21 @@ from dpdist.naming import parameter
 from dpdist.pipeline.budget import only_ledger
 from dpdist.privacy import checks
 from dpdist.privacy.accounting import Filter, caps_for
-from dpdist.privacy.guarantee import Neighbours, Number, PrivacyLoss, neighbours_of
+from dpdist.privacy.guarantee import Guarantee, Neighbours, Number, PrivacyLoss, neighbours_of
 from dpdist.release import archive
-from dpdist.release.matrix import MatrixRelease, MatrixRequest, checked, lattice_of, open_matrix
+from dpdist.release.matrix import (
+    FORMAT,
+    MatrixRelease,
+    MatrixRequest,
+    checked,
+    lattice_of,
+    open_matrix,
+    require_recorded,
+)
 from dpdist.release.transaction import commit_once
 from dpdist.runtime.checks import forbid_core_dumps
 from dpdist.storage.arrays import attributes_of
-from dpdist.storage.store import AnyStore, store_at
+from dpdist.storage.store import AnyStore, Store, store_at
 
 
 def release_matrix(
@@ -111,7 +120,7 @@ def release_matrix(
     ...     laplacian, f"{here.name}/out.zarr", epsilon=1, frobenius=2, nuclear=2, l1=3, neighbours="add-remove",
     ...     ledger=f"{here.name}/graph.ledger",
     ... )
-    MatrixRelease(two-sided-wishart, d=3, epsilon 1, delta 0)
+    MatrixRelease(two-sided-wishart, d=3, epsilon 1, delta 0, declared sensitivity)
     >>> here.cleanup()
     """
     forbid_core_dumps()
@@ -123,14 +132,40 @@ def release_matrix(
     guarantee = request.calibrated.guarantee
     if guarantee is None:
         raise AssertionError("the three mechanisms have a proved guarantee")
-    content = hashlib.sha256(values.tobytes()).hexdigest()
-    identity = state_folder.identity_of(content, str(file and file.absolute()))
-    address = _address(identity, file, ledger)
+    identity = state_folder.identity_of(hashlib.sha256(values.tobytes()).hexdigest(), str(file and file.absolute()))
+    address, standing = _address(identity, file, ledger), attributes_of(target) or {}
+    if standing.get("format") != FORMAT:
+        target.require_new("release")
+    checks.warn(loss, request.neighbours, None)
+    if standing and not Ledger.stands_at(address):
+        raise _another(target, standing)
+    account = _account(address, identity, file, guarantee, budget)
+    parameters = request.parameters(identity, _unit_of(account))
+    release_id = request.release_id(parameters)
+    if standing and standing.get("release_id") != release_id:
+        raise _another(target, standing)
+    if standing:
+        require_recorded(account, target)
+    if _reserved(account, release_id, identity, address, parameters, guarantee) is State.ADOPTED and standing:
+        return open_matrix(target)  # published by the copy of the ledger that committed it
+    commit_once(account, release_id, lambda head: request.drawn(release_id, lattice, head))
+    with account.opened(release_id) as committed:
+        archive.publish(committed, target)
+    account.published(release_id)
+    return open_matrix(target)
+
+
+def _account(
+    address: LedgerAddress, identity: str, file: Path | None, guarantee: Guarantee, budget: PrivacyLoss | None
+) -> Ledger:
+    """Open the ledger to charge, or create it with a budget for this release."""
     if not Ledger.stands_at(address):
-        budget = budget or loss
-        if not Filter(budget, caps_for(budget, guarantee)).holds(guarantee):
-            raise UsageError(f"A release of {loss} exceeds the budget {budget}. Nothing was declared or spent.")
-        only_ledger(address, file or "the matrix", identity, budget)
+        first = budget or guarantee.loss
+        if not Filter(first, caps_for(first, guarantee)).holds(guarantee):
+            raise UsageError(
+                f"A release of {guarantee.loss} exceeds the budget {first}. Nothing was declared or spent."
+            )
+        only_ledger(address, file or "The matrix", identity, first)
     account = Ledger(address)
     if account.periods:
         raise RefusedError(
@@ -141,18 +176,34 @@ def release_matrix(
         raise UsageError(
             f"The budget of {address} is {account.budget}. Leave {parameter('budget_epsilon')} out, or raise it."
         )
-    parameters = request.parameters(identity, _unit_of(account))
-    release_id = request.release_id(parameters)
-    if (attributes_of(target) or {}).get("release_id") != release_id:
-        target.require_new("release")
-    checks.warn(loss, request.neighbours, None)
-    state_folder.charge(identity, account.ledger_id, str(absolute(address)))
-    account.reserve(release_id, dataset_id=account.dataset_id, parameters=parameters, guarantee=guarantee)
-    commit_once(account, release_id, lambda head: request.drawn(release_id, lattice, head))
-    with account.opened(release_id) as committed:
-        archive.publish(committed, target)
-    account.published(release_id)
-    return open_matrix(target)
+    return account
+
+
+def _reserved(
+    account: Ledger,
+    release_id: str,
+    identity: str,
+    address: LedgerAddress,
+    parameters: dict[str, object],
+    guarantee: Guarantee,
+) -> State:
+    """Charge the release, and then bind the matrix to this ledger; if another one is bound to it, refund the charge."""
+    before = account.record(release_id)
+    state = account.reserve(release_id, dataset_id=account.dataset_id, parameters=parameters, guarantee=guarantee)
+    try:
+        state_folder.charge(identity, account.ledger_id, str(absolute(address)))
+    except RefusedError:
+        if before is None or before.state is State.ABORTED:
+            account.abort(release_id)
+        raise
+    return state
+
+
+def _another(target: Store, standing: dict[str, Any]) -> DataError:
+    return DataError(
+        f"{target} contains another release, {standing.get('release_id')}, of another matrix or other parameters. "
+        "Choose another path. If it is this matrix, the ledger or the state folder is an older copy: restore it."
+    )
 
 
 def _read(matrix: AnyPath | npt.ArrayLike) -> tuple[npt.NDArray[np.float64], Path | None]:
@@ -160,10 +211,15 @@ def _read(matrix: AnyPath | npt.ArrayLike) -> tuple[npt.NDArray[np.float64], Pat
     if not isinstance(matrix, str | os.PathLike):
         return checked(matrix), None
     file = Path(matrix)
+    otherwise = DataError(f"{file} cannot be read as a matrix. Save one with numpy.save('M.npy', M).")
+    if not file.is_file():
+        raise otherwise
     try:
-        return checked(np.load(file, allow_pickle=False)), file
-    except (OSError, ValueError, EOFError):
-        raise DataError(f"{file} cannot be read as a matrix. Save one with numpy.save('M.npy', M).") from None
+        with file.open("rb") as content:
+            values = np.lib.format.read_array(content, allow_pickle=False)
+    except Exception:  # noqa: BLE001 - NumPy fails in many ways on a damaged file
+        raise otherwise from None
+    return checked(values), file
 
 
 def _address(identity: str, file: Path | None, ledger: AnyLedgerAddress | None) -> LedgerAddress:

@@ -6,7 +6,7 @@ too small, the guarantee is void, so every output names it as declared. From the
 moment: integers, one charge before one draw, and the committed bytes again for each repetition.
 
 **Lattice.** M is rounded to multiples of the unit ``u = 2^e``, which follows from public numbers: the sensitivity S in
-the norm of the mechanism is at least ``2^12`` times the rounding of that norm, so rounding adds at most 0.03 % to the
+the norm of the mechanism is at least ``2^12`` times the rounding of that norm, so rounding adds at most 0.05 % to the
 noise (proof of the bound: :mod:`dpdist.mechanisms.sensitivity`). ``M/u`` is exact in float64, as u is a power of two,
 and an entry below ``2^62 u`` is an integer of 63 bits.
 
@@ -35,8 +35,10 @@ import zarr
 from zarr.storage import MemoryStore
 
 from dpdist._util.html import table
+from dpdist._util.text import exactly
 from dpdist._version import __version__
 from dpdist.errors import DataError, ResumableError, UsageError
+from dpdist.ledger.ledger import Ledger
 from dpdist.mechanisms.base import Calibrated
 from dpdist.mechanisms.noise_law import Noise
 from dpdist.mechanisms.registry import calibrated
@@ -46,7 +48,7 @@ from dpdist.naming import parameter
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
 from dpdist.release import archive
 from dpdist.release.request import exact_fraction, id_of
-from dpdist.release.trusted import noisy_answer
+from dpdist.release.trusted import noisy_answer, require_remembered
 from dpdist.storage.arrays import complete_arrays, put_array, require_format
 from dpdist.storage.store import AnyStore, store_at
 from dpdist.triangle import Triangle, packed, unpacked
@@ -55,6 +57,7 @@ FORMAT = "dpdist-matrix/1"
 Floats = npt.NDArray[np.float64]
 _ROUNDING = 2**12
 _BITS = 62
+_DIGITS = 30  # of a sensitivity as typed
 _RATIO = Fraction(3466, 10000)  # (1.665 / 2.828)²
 _OF_MECHANISM = {"gaussian": "frobenius", "two-sided-wishart": "nuclear", "laplace": "l1"}
 _WORDS = {"frobenius": "Frobenius norm", "nuclear": "nuclear norm", "l1": "l1 norm of the upper triangle"}
@@ -118,11 +121,12 @@ class MatrixRelease:
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of the noise in an entry off the diagonal, in the units of the input."""
-        return math.ldexp(math.sqrt(self.noise.variance_off_diagonal or 0.0), self.exponent)
+        """Standard deviation of the noise off the diagonal (on it, if d is 1), in the units of the input."""
+        off, on = self.noise.variance_off_diagonal, self.noise.variance_diagonal
+        return math.ldexp(math.sqrt((off if len(self.lattice) > 1 else on) or 0.0), self.exponent)
 
     def __repr__(self) -> str:
-        return f"MatrixRelease({self.mechanism}, d={len(self.lattice)}, {self.guarantee.loss})"
+        return f"MatrixRelease({self.mechanism}, d={len(self.lattice)}, {self.guarantee.loss}, declared sensitivity)"
 
     def _repr_html_(self) -> str:
         return table("MatrixRelease", {"mechanism": self.mechanism, "guarantee": str(self.guarantee.loss),
@@ -131,14 +135,12 @@ class MatrixRelease:
     @property
     def sensitivity_message(self) -> str:
         """The declared sensitivity, and the one that the noise is calibrated for if it is implied by it."""
-        stated = ", ".join(f"{_WORDS[norm]} {float(value):g}" for norm, value in self.declared)
+        stated = ", ".join(f"{_WORDS[norm]} {exactly(float(value))}" for norm, value in self.declared)
         used = _OF_MECHANISM[self.mechanism]
-        value = math.sqrt(implied_squares(dict(self.declared), len(self.lattice))[used])
-        implied = (
-            ""
-            if value in [float(v) for norm, v in self.declared if norm == used]
-            else (f"; it implies {_WORDS[used]} {value:.4g}")
-        )
+        square = implied_squares(dict(self.declared), len(self.lattice))[used]
+        implied = f"; it implies {_WORDS[used]} {math.sqrt(square):.4g}"
+        if square in [value**2 for norm, value in self.declared if norm == used]:
+            implied = ""
         return f"DECLARED, not verified: {stated}{implied}"
 
     @property
@@ -203,11 +205,11 @@ def open_matrix(path: AnyStore) -> MatrixRelease:
     ... )
     >>> release = dpdist.open_matrix(f"{here.name}/out.zarr")
     >>> release, bool(np.array_equal(release.matrix, made.matrix)), round(release.deviation, 1)
-    (MatrixRelease(gaussian, d=4, epsilon 1, delta 1e-06), True, 3.0)
+    (MatrixRelease(gaussian, d=4, epsilon 1, delta 1e-06, declared sensitivity), True, 3.0)
     >>> here.cleanup()
     """
     store = store_at(path)
-    otherwise = f"{store} is not a released matrix, or it is damaged. Publish it again: the same command is free."
+    otherwise = f"{store} is not a released matrix, or it is damaged. Remove it and repeat the command, which is free."
     attributes = require_format(store, FORMAT, otherwise)
     try:
         arrays = complete_arrays(store, {"lattice", "matrix"})
@@ -218,12 +220,13 @@ def open_matrix(path: AnyStore) -> MatrixRelease:
             Noise.from_json(attributes["noise"]), int(attributes["unit_exponent"]), str(attributes["ledger_head"]),
             lattice,
         )  # fmt: skip
+        asked = MatrixRequest.of(guarantee.loss, dict(release.declared), len(lattice), guarantee.neighbours)
         sound = (
             lattice.dtype == np.int64
-            and lattice.ndim == 2
             and np.array_equal(lattice, lattice.T)
-            and np.array_equal(np.asarray(arrays["matrix"][...]), release.matrix)
             and {norm for norm, _ in release.declared} <= set(NORMS)
+            and (asked.mechanism, asked.exponent) == (release.mechanism, release.exponent)
+            and np.array_equal(np.asarray(arrays["matrix"][...]), release.matrix)
         )
     except ResumableError:  # the store did not answer
         raise
@@ -231,6 +234,13 @@ def open_matrix(path: AnyStore) -> MatrixRelease:
         sound = False
     if not sound:
         raise DataError(otherwise)
+    return release
+
+
+def require_recorded(ledger: Ledger, target: AnyStore) -> MatrixRelease:
+    """Open a released matrix; refuse a ledger without its record, as for other releases."""
+    release = open_matrix(target)
+    require_remembered(ledger, target, release.release_id, release.ledger_head)
     return release
 
 
@@ -248,20 +258,31 @@ def lattice_of(matrix: npt.ArrayLike, exponent: int) -> Triangle:
 
 def checked(matrix: npt.ArrayLike) -> Floats:
     """Return a symmetric matrix of finite numbers as float64, (d, d), or refuse it."""
-    given = np.asarray(matrix)
+    if isinstance(matrix, np.ma.MaskedArray):
+        raise DataError("The matrix is a masked array. Fill the masked entries: M.filled(0).")
+    try:
+        given = np.asarray(matrix)
+    except ValueError:
+        raise DataError("The matrix has rows of different lengths.") from None
     if given.ndim != 2 or given.shape[0] != given.shape[1] or not given.size:
         raise DataError(f"A symmetric matrix has shape (d, d), not {given.shape}.")
     exact = given.dtype.kind in "iu" or (given.dtype.kind == "f" and given.dtype.itemsize <= 8)
     if not exact:
         raise DataError(f"The matrix has the type {given.dtype}. Convert it to float64: M.astype('float64').")
     values = given.astype(np.float64) + 0.0  # minus zero becomes zero: equal matrices have one identity
-    if given.dtype.kind in "iu" and np.any(np.abs(values) > 2.0**53):
+    if given.dtype.kind in "iu" and np.any((given > 2**53) | (given < -(2**53) if given.dtype.kind == "i" else False)):
         raise DataError("An integer of the matrix exceeds 2^53, which float64 cannot hold. Divide the matrix.")
     if not np.isfinite(values).all():
         raise DataError("An entry of the matrix is not finite. Replace it: NaN and infinity have no noisy value.")
     if not np.array_equal(values, values.T):
         raise DataError("The matrix is not symmetric. Pass (M + M.T) / 2, which changes no bound on its sensitivity.")
     return values
+
+
+def _sensitivity(value: object) -> Fraction:
+    """Return a declared sensitivity exactly; 0 if it is none."""
+    text = str(value)
+    return value if isinstance(value, Fraction) else exact_fraction(text) if len(text) <= _DIGITS else Fraction(0)
 
 
 @dataclass(frozen=True)
@@ -278,7 +299,7 @@ class MatrixRequest:
         cls, loss: PrivacyLoss, declared: Mapping[str, object], size: int, neighbours: Neighbours
     ) -> MatrixRequest:  # fmt: skip
         """Return the request for sensitivities as typed, of which at least one is not None."""
-        known = {norm: exact_fraction(value) for norm, value in declared.items() if value is not None}
+        known = {norm: _sensitivity(value) for norm, value in declared.items() if value is not None}
         if not known:
             raise UsageError(
                 f"Declare how far two neighbouring matrices can be apart: {parameter('frobenius')}, "
@@ -286,8 +307,8 @@ class MatrixRequest:
             )
         if wrong := [norm for norm, value in known.items() if value <= 0]:
             raise UsageError(
-                "A sensitivity must be a positive number, from 1e-9 to below 1e10. Otherwise scale the matrix and its "
-                "sensitivity.",
+                "A sensitivity must be a positive number of at most 30 digits, from 1e-9 to below 1e10. Otherwise "
+                "scale the matrix and its sensitivity.",
                 parameter=wrong[0],
             )
         return cls(loss, tuple(known.items()), size, neighbours)

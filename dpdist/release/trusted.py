@@ -136,14 +136,19 @@ def resolved_transaction(
 def require_recorded(ledger: Ledger, target: AnyStore) -> Release:
     """Open a published release; refuse a ledger without its record: it would pay for a second draw of the same sum."""
     release = open_release(target)
-    if release.ledger_head is None or not ledger.remembers(release.release_id, release.ledger_head):
+    require_remembered(ledger, target, release.release_id, release.ledger_head)
+    return release
+
+
+def require_remembered(ledger: Ledger, target: AnyStore, release_id: str, head: str | None) -> None:
+    """Refuse a ledger that has no record of a published release with this head."""
+    if head is None or not ledger.remembers(release_id, head):
         raise RefusedError(
-            f"{target} contains the release {release.release_id}, which the ledger has no record of. The ledger was "
+            f"{target} contains the release {release_id}, which the ledger has no record of. The ledger was "
             "truncated or restored from an older copy, or the release was charged to another ledger. A second draw "
             "would undo the noise of both. Restore a copy of the ledger that is at least as new as the release. If a "
             f"witness saw the release, {step('ledger adopt')} charges it to this ledger."
         )
-    return release
 
 
 def stands_at(target: Store, release_id: str | None) -> bool:

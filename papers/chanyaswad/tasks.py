@@ -10,7 +10,7 @@ It writes ``chanyaswad_tasks`` as ``.json`` (settings, what is true of every met
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,7 +119,7 @@ def measured(cell: Json, rows: Floats) -> Json:
     return {name: float(f"{value:.5g}") for name, value in values.items()}
 
 
-@experiment(__doc__, "XX minutes", runs=100, quick=3, of="answers of each method")
+@experiment(__doc__, "30 seconds", runs=100, quick=3, of="answers of each method")
 def main(asked: Asked) -> None:
     """Run what is missing and write the results."""
     rows = {task.name: rows_of(task, asked.data) for task in TASKS.values()}
@@ -154,11 +154,13 @@ def main(asked: Asked) -> None:
             facts[task.name] = {"measure": task.measure} | task.facts(rows[task.name], wanted)
     runs.write(asked.output / NAME, found, settings | {"tasks": facts, "means": found})
     picture(asked.output / f"{NAME}.png", found)
-    asked.finish(
-        NAME,
-        ".json .csv .png",
-        (f"{row['task']}, {row['method']}: {row['mean']:.4g} ± {row['half_interval']:.2g}" for row in found),
-    )
+    asked.finish(NAME, ".json .csv .png", results_of(found))
+
+
+def results_of(means: list[Json]) -> Iterator[str]:
+    """Yield the means as lines of text."""
+    for row in means:
+        yield f"{row['task']}, {row['method']}: {row['mean']:.4g} ± {row['half_interval']:.2g}"
 
 
 def picture(path: Path, found: list[Json]) -> None:

@@ -10,6 +10,7 @@ import click
 
 from dpdist import Cluster
 from dpdist.cli.options import cluster_options
+from dpdist.storage.atomic import replace_file
 from papers.common.answers import NOTICE
 
 OUTPUT = Path("paper-results")
@@ -41,9 +42,11 @@ class Asked:
     cluster: Cluster
 
     def finish(self, name: str, suffixes: str, results: Iterable[str]) -> None:
-        """Print the main results, and say which files were written, ``suffixes`` as in ``.json .csv``."""
-        for line in results:
-            click.echo(line)
+        """Print the main results and keep them as .txt, and say which files were written, such as ``.json .csv``."""
+        if lines := list(results):
+            click.echo("\n".join(lines))
+            replace_file(self.output / f"{name}.txt", ("\n".join(lines) + "\n").encode(), "results")
+            suffixes += " .txt"
         click.echo(f"Wrote {', '.join(f'{self.output / name}{suffix}' for suffix in suffixes.split())}", err=True)
 
 

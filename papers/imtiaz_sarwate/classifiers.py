@@ -154,7 +154,7 @@ def _three(per_cent: float) -> float:
     return float(300 * np.sqrt(share * (1 - share) / TEST_ROWS))
 
 
-@experiment(__doc__, "XX minutes", of="random splits")
+@experiment(__doc__, "a minute", of="random splits")
 def main(asked: Asked) -> None:
     """Run what is missing and write the results."""
     tried = settings_tried(asked.quick)
@@ -183,9 +183,16 @@ def main(asked: Asked) -> None:
     runs.write(asked.output / NAME, rows, whole)
     (asked.output / f"{NAME}.md").write_text(pages.classifiers_page(whole), encoding="utf-8")
     picture(asked.output / f"{NAME}.png", whole["classifiers"])
-    both = [one for one in whole["classifiers"] if one["error: SVD fits"] and one["error: private fit"]]
-    numbers = f"{len(whole['classifiers'])} classifiers, {len(both)} give both printed errors"
-    asked.finish(NAME, ".json .csv .md .png", [numbers, *map(pages.classifier_name, both)])
+    asked.finish(NAME, ".json .csv .md .png", results_of(whole["classifiers"]))
+
+
+def results_of(judged: list[Json]) -> list[str]:
+    """Return which classifiers give both printed errors, as lines of text."""
+    both = [one for one in judged if one["error: SVD fits"] and one["error: private fit"]]
+    return [
+        f"{len(judged)} classifiers, {len(both)} give both printed errors:",
+        *(f"  {pages.classifier_name(one)}" for one in both),
+    ]
 
 
 def picture(path: Path, judged: Sequence[Json]) -> None:

@@ -90,7 +90,7 @@ def ranges(rows: Sequence[Json]) -> list[Json]:
     ]
 
 
-@experiment(__doc__, "XX minutes", runs=6, quick=2, of="draws of the rows, with two answers from each")
+@experiment(__doc__, "a minute", runs=6, quick=2, of="draws of the rows, with two answers from each")
 def main(asked: Asked) -> None:
     """Run what is missing and write the results."""
     panels = [replace(panel, samples=()) for panel in panels_of(asked) if panel.name != "mnist"]

@@ -179,7 +179,7 @@ def spreads(rows: Sequence[Json]) -> list[Json]:
     return found
 
 
-@experiment(__doc__, "XX minutes", runs=6, quick=2, of="draws of the rows (MNIST: one)")
+@experiment(__doc__, "5 minutes", runs=6, quick=2, of="draws of the rows (MNIST: one)")
 def main(asked: Asked) -> None:
     """Run what is missing and write the results."""
     folder, panels = asked.output, panels_of(asked)

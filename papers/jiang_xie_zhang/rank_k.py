@@ -110,7 +110,7 @@ def cosines(cell: Json, _: Any) -> Json:
     return {"values": [float(found[0, 0] ** 2) for found in drawn]}
 
 
-@experiment(__doc__, "XX minutes", runs=400, quick=4, of="answers of each method")
+@experiment(__doc__, "a minute", runs=400, quick=4, of="answers of each method")
 def main(asked: Asked) -> None:
     """Run what is missing and write the results."""
     sizes = SIZES[:1] if asked.quick else SIZES

@@ -13,6 +13,7 @@ It writes ``jiang_xie_zhang_samples`` as ``.json``, ``.csv`` (every draw) and ``
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ def complexity(cell: Json, _: Any) -> Json:
     return {"rows": [least(answered)] if cell["mechanism"] == "ppca" else [one() for _ in range(cell["draws"])]}
 
 
-@experiment(__doc__, "XX minutes", runs=DRAWS, quick=BATCH, of="draws of each noise")
+@experiment(__doc__, "20 seconds", runs=DRAWS, quick=BATCH, of="draws of each noise")
 def main(asked: Asked) -> None:
     """Run what is missing and write the results."""
     sizes = (8, 16) if asked.quick else SIZES
@@ -138,10 +139,13 @@ def main(asked: Asked) -> None:
         table[name] = {d: float(np.quantile(found, 1 - ETA, method="higher")) for d, found in needed.items()}
     runs.write(asked.output / NAME, rows, settings | {"rows needed": table})
     picture(asked.output / f"{NAME}.png", table)
-    asked.finish(
-        NAME, ".json .csv .png",
-        (f"{name}: {', '.join(f'{n:.0f} at d = {d}' for d, n in found.items())}" for name, found in table.items()),
-    )  # fmt: skip
+    asked.finish(NAME, ".json .csv .png", results_of(table))
+
+
+def results_of(table: Json) -> Iterator[str]:
+    """Yield the rows needed as lines of text."""
+    for name, found in table.items():
+        yield f"{name}: {', '.join(f'{n:.0f} at d = {d}' for d, n in found.items())}"
 
 
 def picture(path: Path, table: Json) -> None:

@@ -145,7 +145,7 @@ def stated(rows: list[Json], size: int) -> Json:
     }
 
 
-@experiment(__doc__, "XX minutes", runs=DRAWS, quick=3, of="draws of each noise")
+@experiment(__doc__, "15 seconds", runs=DRAWS, quick=3, of="draws of each noise")
 def main(asked: Asked) -> None:
     """Run what is missing and write the results."""
     sizes = (8, 16) if asked.quick else SIZES

@@ -189,7 +189,7 @@ def compared(matrix: Matrix, epsilon: str) -> Json:
     return {name: float(f"{value:.6g}") for name, value in found.items()}
 
 
-@experiment(__doc__, "XX minutes", runs=20, quick=20, of="answers of each method, at most (10 or 5 of slow ones)")
+@experiment(__doc__, "5 minutes", runs=20, quick=20, of="answers of each method, at most (10 or 5 of slow ones)")
 def main(asked: Asked) -> None:
     """Run what is missing and write the results."""
     matrices = QUICK if asked.quick else MATRICES

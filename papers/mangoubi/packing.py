@@ -1,18 +1,31 @@
 """How many points pack a unitary orbit (theorem 2.7), with constants: the paper leaves them open.
 
-The turns of eigenvectors that give these points are those of the lower bound in :mod:`dpdist.pca.orbit`.
+The turns of eigenvectors that give these points are those of the lower bound in :mod:`dpdist.pca.orbit`. The program
+prints both for a projector, and beside them the covering number of lemma 6.3: points farther apart than twice a radius
+are at most as many as balls of this radius that cover the orbit, and the spectral norm is below the Frobenius norm::
+
+    python -m papers.mangoubi.packing
+
+It writes ``mangoubi_packing`` as ``.json`` and ``.csv``.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 
-from dpdist.pca.orbit import BEND, turns
+from dpdist import cli
+from dpdist.pca.orbit import BEND, covering_log_number, turns
+from papers.common import runs
+from papers.common.command import Asked, experiment
+from papers.common.runs import Json
 
 Floats = npt.NDArray[np.float64]
+NAME = "mangoubi_packing"
+SIZE, RANKS, DISTANCES = 32, (1, 4, 16), (1.0, 0.5, 0.1)
 
 
 def grassmannian_ball_log_volume(size: int, dimension: int, radius: float) -> float:
@@ -64,3 +77,38 @@ def ball_packing_log_number(spectrum: Floats, distance: float, radius: float) ->
         r = min(0.5, radius / (math.sqrt(2) * spread * BEND))
         found = max(found, turn.freedom * math.log(r * math.sqrt(2) * turn.gap / distance))
     return found
+
+
+@experiment(__doc__, "a second")
+def main(asked: Asked) -> None:
+    """Write the numbers."""
+    found: list[Json] = []
+    for rank in RANKS:
+        spectrum = np.where(np.arange(SIZE) < rank, 1.0, 0.0)
+        found += [
+            {
+                "d": SIZE, "k": rank, "distance": distance,
+                "log of the packing number": packing_log_number(spectrum, distance),
+                "of a ball of three times the distance": ball_packing_log_number(spectrum, distance, 3 * distance),
+                # a cover in spectral norm by balls of r / sqrt(2 k) is one in Frobenius norm by balls of r: rank 2 k
+                "log of the covering number": covering_log_number(SIZE, rank, 1.0, distance / 2 / math.sqrt(2 * rank)),
+            }
+            for distance in DISTANCES
+        ]  # fmt: skip
+    runs.write(asked.output / NAME, found, found)
+    asked.finish(NAME, ".json .csv", results_of(found))
+
+
+def results_of(found: list[Json]) -> Iterator[str]:
+    """Yield the numbers as lines of text."""
+    for one in found:
+        yield (
+            f"d = {one['d']}, k = {one['k']}, distance {one['distance']:g}: packing number at least "
+            f"exp({one['log of the packing number']:.1f}), of a ball of three times the distance "
+            f"exp({one['of a ball of three times the distance']:.1f}); covering number at most "
+            f"exp({one['log of the covering number']:.1f})"
+        )
+
+
+if __name__ == "__main__":
+    cli.execute(main)

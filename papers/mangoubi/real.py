@@ -115,7 +115,7 @@ def compared(cell: Json, _: Any) -> Json:
     }
 
 
-@experiment(__doc__, "XX minutes", runs=2000, quick=50, of="draws from each orbit")
+@experiment(__doc__, "a minute", runs=2000, quick=50, of="draws from each orbit")
 def main(asked: Asked) -> None:
     """Draw every case and write the results."""
     cases = [case for case in CASES if not asked.quick or case[0] == CASES[0][0]]

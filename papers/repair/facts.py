@@ -8,6 +8,7 @@ is one. Its spectral norm is the mean of 20 draws.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import log10
 from typing import Any, cast
 
@@ -46,7 +47,7 @@ def noise(cell: Json, _: Any) -> Json:
     }  # fmt: skip
 
 
-@experiment(__doc__, "XX minutes", runs=20, quick=2, of="draws of each noise")
+@experiment(__doc__, "10 seconds", runs=20, quick=2, of="draws of each noise")
 def main(asked: Asked) -> None:
     """Write them."""
     sizes = SIZES[:1] if asked.quick else SIZES
@@ -60,17 +61,26 @@ def main(asked: Asked) -> None:
     with runs.opened(asked.output / f"{NAME}.cells.jsonl", settings) as store, asked.cluster.connected() as executor:
         table = runs.run(executor, store, noise, cells, label="Noise")
     printed = counted()
-    found = {
+    found: Json = {
         "noise": table,
         "table 1": {"cells": printed.cells, "whole": printed.whole, "log10 of the chance": log10(printed.chance)},
     }
     runs.write(asked.output / NAME, table, found)
-    asked.finish(
-        NAME, ".json .csv",
-        [*(f"{one['mechanism']}, d = {one['d']}, epsilon {one['epsilon']}: deviation {one['deviation']:.4g}, "
-           f"spectral norm {one['spectral norm']:.4g}" for one in table),
-         f"Table 1: {printed.whole} of {printed.cells} cells are whole numbers of rows, chance {printed.chance:.1g}"],
-    )  # fmt: skip
+    asked.finish(NAME, ".json .csv", results_of(found))
+
+
+def results_of(found: Json) -> Iterator[str]:
+    """Yield the numbers as lines of text."""
+    for one in found["noise"]:
+        yield (
+            f"{one['mechanism']}, d = {one['d']}, epsilon {one['epsilon']}: deviation {one['deviation']:.4g}, spectral "
+            f"norm {one['spectral norm']:.4g}"
+        )
+    cells = found["table 1"]
+    yield (
+        f"Table 1: {cells['whole']} of {cells['cells']} cells are whole numbers of rows, chance "
+        f"1e{cells['log10 of the chance']:.0f}"
+    )
 
 
 if __name__ == "__main__":

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
+import os
+import shutil
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -21,6 +24,8 @@ from dpdist.ledger.state import State
 from dpdist.mechanisms.base import Additive
 from dpdist.mechanisms.sensitivity import NORMS, DeclaredQuery, implied_squares
 from dpdist.noise.entropy import SYSTEM
+from dpdist.pipeline.budget import verify_ledger
+from dpdist.privacy.accounting import gaussian_sigma
 from dpdist.privacy.audit import examine
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release import archive
@@ -210,6 +215,93 @@ def test_it_is_charged_to_the_ledger_of_the_rows_of_the_same_people(make: Make, 
         make("third", ledger=tmp_path / "other.ledger")
 
 
+def test_a_refused_charge_binds_the_matrix_to_no_ledger(make: Make, tmp_path: Path) -> None:
+    wrong, right = tmp_path / "others.ledger", tmp_path / "people.ledger"
+    make("others", np.eye(3), ledger=wrong)
+    with pytest.raises(RefusedError, match="left: nothing"):
+        make(ledger=wrong)
+    make(ledger=right)
+    # bound to its ledger now: the reservation elsewhere is refunded
+    rich = tmp_path / "rich.ledger"
+    make("third", 3 * np.eye(3), ledger=rich, budget=PrivacyLoss.parse(5))
+    with pytest.raises(RefusedError, match="another ledger"):
+        make("second", ledger=rich)
+    assert [record.state for record in Ledger(rich).records] == [State.PUBLISHED, State.ABORTED]
+    assert Ledger(rich).balance().charged == 1
+
+
+def test_after_a_rollback_a_published_release_is_not_drawn_again(make: Make, tmp_path: Path, state: Path) -> None:
+    ledger, budget = tmp_path / "people.ledger", PrivacyLoss.parse(5)
+    make("first", budget=budget)
+    for folder in (state, ledger):
+        shutil.copytree(folder, tmp_path / f"{folder.name}.backup")
+    found = make("second", budget=budget, frobenius=3)
+    for folder in (state, ledger):
+        shutil.rmtree(folder)
+        shutil.copytree(tmp_path / f"{folder.name}.backup", folder)
+    with pytest.raises(RefusedError, match="no record of"):
+        make("second", budget=budget, frobenius=3)
+    assert [record.release_id for record in Ledger(ledger).records] != [found.release_id]
+    assert len(Ledger(ledger).records) == 1
+
+
+def test_the_ledger_says_that_its_promise_rests_on_a_declaration_and_verifies_the_release(
+    make: Make, tmp_path: Path
+) -> None:
+    found, ledger = make(), tmp_path / "people.ledger"
+    balance = Ledger(ledger).balance()
+    assert f"if the sensitivity declared for {found.release_id} is right" in balance.promise
+    assert found.release_id in str(balance)
+    assert "declared" in repr(found)
+    verify_ledger(ledger, [tmp_path / "out"])
+    other = make("other", np.eye(3), ledger=tmp_path / "other.ledger")
+    assert other.release_id != found.release_id
+    with pytest.raises(RefusedError, match="no record of"):
+        verify_ledger(ledger, [tmp_path / "other"])
+
+
+def test_a_file_that_is_no_matrix_is_refused(make: Make, tmp_path: Path) -> None:
+    np.savez(tmp_path / "archive.npz", M=MATRIX)
+    (tmp_path / "zip.npy").write_bytes(b"PK\x03\x04x")
+    np.save(tmp_path / "whole.npy", MATRIX)
+    (tmp_path / "cut.npy").write_bytes((tmp_path / "whole.npy").read_bytes()[:40])
+    np.save(tmp_path / "objects.npy", np.array([None]), allow_pickle=True)
+    os.mkfifo(tmp_path / "pipe.npy")
+    for name in ("archive.npz", "zip.npy", "cut.npy", "objects.npy", "pipe.npy", "."):
+        with pytest.raises(DataError, match="cannot be read as a matrix"):
+            make(matrix=tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"mechanism": "foo"}, {"mechanism": "laplace"}, {"declared_sensitivity": {}}, {"unit_exponent": 4000},
+        {"declared_sensitivity": {"nuclear": "1e400"}}, {"declared_sensitivity": {"frobenius": "-2"}},
+        {"declared_sensitivity": {"trace": "2"}}, {"noise": {}}, {"guarantee": None},
+    ],
+)  # fmt: skip
+def test_metadata_that_contradict_each_other_are_damage(changed: dict[str, Any], make: Make, tmp_path: Path) -> None:
+    make(delta=1e-6)
+    file = tmp_path / "out" / "zarr.json"
+    content = json.loads(file.read_text())
+    content["attributes"]["dpdist"] |= changed
+    file.write_text(json.dumps(content))
+    with pytest.raises(DataError, match="damaged"):
+        dpdist.open_matrix(tmp_path / "out")
+
+
+def test_one_column_has_the_deviation_of_its_entry_and_no_sensitivity_is_told_as_implied_that_was_declared(
+    make: Make,
+) -> None:
+    found = make(matrix=[[5.0]], delta=1e-6, frobenius=0.07)
+    assert "implies" not in found.sensitivity_message
+    assert found.deviation == pytest.approx(0.07 * gaussian_sigma(PrivacyLoss.parse(1, 1e-6)), rel=1e-3)
+    other = request(PrivacyLoss.parse(1, 1e-6), 1, l1=1)
+    assert other.calibrated.noise.variance_diagonal == pytest.approx(
+        request(PrivacyLoss.parse(1, 1e-6), 1, frobenius=1).calibrated.noise.variance_diagonal, rel=1e-3
+    )
+
+
 def test_rows_in_periods_pay_for_no_matrix(make: Make, tmp_path: Path) -> None:
     place = tmp_path / "nights.ledger"
     ledger = Ledger.create(place, dataset_id="0" * 32, budget=PrivacyLoss.parse(2), periodic=True)
@@ -225,10 +317,12 @@ BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "infinite": (np.diag([1.0, np.inf]), {}, DataError, "not finite"),
     "vector": (np.ones(3), {}, DataError, "shape"),
     "empty": (np.ones((0, 0)), {}, DataError, "shape"),
+    "masked": (np.ma.masked_equal(np.eye(2), 0), {}, DataError, "masked"),
+    "ragged": ([[1.0, 2], [3]], {}, DataError, "different lengths"),
     "complex": (np.eye(2) * 1j, {}, DataError, "float64"),
     "wide floats": (np.eye(2, dtype=np.longdouble), {}, DataError, "float64"),
     "words": (np.array([["a"]]), {}, DataError, "float64"),
-    "wide integers": (np.eye(2, dtype=np.int64) * (2**53 + 2), {}, DataError, "2\\^53"),
+    "wide integers": (np.eye(2, dtype=np.int64) * (2**53 + 1), {}, DataError, "2\\^53"),
     "beyond the lattice": (np.diag([1e30, 1]), {}, DataError, "exceeds the 64-bit lattice"),
     "the largest float": (np.diag([1.7e308, 1]), {}, DataError, "exceeds the 64-bit lattice"),
     "no sensitivity": (MATRIX, {"frobenius": None}, UsageError, "Declare how far"),
@@ -236,6 +330,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "negative": (MATRIX, {"frobenius": -1}, UsageError, "positive number"),
     "not a number": (MATRIX, {"frobenius": "nan"}, UsageError, "positive number"),
     "word": (MATRIX, {"frobenius": "two"}, UsageError, "positive number"),
+    "5000 digits": (MATRIX, {"frobenius": "1." + "1" * 5000}, UsageError, "at most 30 digits"),
     "too large": (MATRIX, {"frobenius": 1e300}, UsageError, "positive number"),
     "no ledger": (MATRIX, {"ledger": None}, UsageError, "needs a ledger"),
     "too small a budget": (MATRIX, {"budget": PrivacyLoss.parse("0.5")}, UsageError, "exceeds the budget"),
@@ -257,8 +352,10 @@ def test_other_contents_are_not_replaced_and_damage_is_found(make: Make, tmp_pat
     (tmp_path / "mine").mkdir()
     with pytest.raises(DataError, match="exists already"):
         make("mine")
-    assert not Ledger(tmp_path / "people.ledger").records
+    assert not (tmp_path / "people.ledger").exists()
     found = make()
+    with pytest.raises(DataError, match="contains another release"):
+        make(matrix=2 * MATRIX)
     chunk = tmp_path / "out" / "lattice" / "c" / "0" / "0"
     content = bytearray(chunk.read_bytes())
     content[0] ^= 1

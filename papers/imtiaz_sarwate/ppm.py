@@ -1,0 +1,143 @@
+"""PPM of Imtiaz & Sarwate (2016) as an attack: what delta its frames show for rows, at its claimed epsilon.
+
+Its claim is about one entry of the moment. Here two tables of 152 columns differ in one row; there are 15 times as many
+columns as components, as in the paper's MNIST. The change is ``D = v v^T - w w^T`` with ``v = (h + u) / sqrt(2)`` and
+``w = (h - u) / sqrt(2)``, so ``D h = u``. The columns h_1 .. h_k of a Hadamard matrix, whose entries all have the size
+``1/sqrt(d)``, are eigenvectors with eigenvalues that fall by factors of 5, from 2 10^9 squared clip norms to 1000; h is
+the last of them, and u another column, of eigenvalue 0. So the frames soon are near (h_1 .. h_k), whose largest entry,
+and with it the noise, is the smallest possible. The attacker sees the frames of all 12 rounds, which are public in the
+algorithm, and takes the likelihood ratio of ``u^T Y_l h``, the only place where D is seen. How often it exceeds
+``exp(epsilon)`` with either table bounds delta from below::
+
+    python -m papers.imtiaz_sarwate.ppm --workers 2
+
+It writes ``imtiaz_sarwate_ppm`` as ``.json`` and ``.csv`` (counts by batch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from dpdist import Neighbours, PrivacyLoss, cli
+from dpdist.mechanisms import registry
+from dpdist.mechanisms.power import CalibratedPower
+from dpdist.mechanisms.sensitivity import LatticeQuery
+from dpdist.noise.entropy import SYSTEM
+from dpdist.noise.floats import haar, normals
+from dpdist.privacy.audit import Count, Finding
+from papers.common import runs
+from papers.common.command import Asked, experiment
+from papers.common.data import Floats
+from papers.common.runs import Json
+from papers.imtiaz_sarwate.methods import PUBLISHED
+
+NAME = "imtiaz_sarwate_ppm"
+PRIME, COMPONENTS, ROUNDS = 151, 10, 12
+EPSILONS = ("0.3", "1")
+LEAST, FACTOR = 1000.0, 5.0
+BATCH, ERROR = 500, 1e-4
+NEAR = 0.5
+"""Rounds in which the last vector is farther from h are not weighed."""
+
+
+def hadamard() -> Floats:
+    """Return a symmetric-core Hadamard matrix of order ``PRIME + 1``, orthonormal columns (Paley 1933).
+
+    Examples
+    --------
+    >>> h = hadamard()
+    >>> bool(np.allclose(h.T @ h, np.eye(152))), sorted({round(float(x), 6) for x in np.unique(h)})
+    (True, [-0.081111, 0.081111])
+    """
+    squares = {i * i % PRIME for i in range(1, PRIME)}
+    legendre = np.array([0.0, *(1.0 if i in squares else -1.0 for i in range(1, PRIME))])
+    places = np.arange(PRIME)
+    skew = np.zeros((PRIME + 1, PRIME + 1))
+    skew[0, 1:], skew[1:, 0] = 1, -1
+    skew[1:, 1:] = legendre[(places[:, None] - places) % PRIME]
+    found: Floats = (np.eye(PRIME + 1) + skew) / np.sqrt(PRIME + 1)
+    return found
+
+
+def mechanism(epsilon: str) -> CalibratedPower:
+    """Return PPM as published, with its claim of epsilon and the published delta."""
+    query = LatticeQuery(PRIME + 1, 1, Neighbours.REPLACE_ONE)
+    options = {"components": COMPONENTS, "iterations": ROUNDS}
+    found = registry.calibrated("power-published", query, PrivacyLoss.parse(epsilon, PUBLISHED), options)
+    if not isinstance(found, CalibratedPower):
+        raise TypeError(found)
+    return found
+
+
+def fires(epsilon: str, count: int, *, changed: bool) -> int:
+    """Run PPM on one of the two tables so many times; count the likelihood ratios above exp(epsilon)."""
+    basis, published = hadamard(), mechanism(epsilon)
+    levels = LEAST * FACTOR ** np.arange(COMPONENTS - 1, -1, -1.0)
+    strong, u = basis[:, :COMPONENTS], basis[:, COMPONENTS]
+    moment = (strong * levels) @ strong.T
+    last = strong[:, -1]
+    if changed:
+        moment += np.outer(last, u) + np.outer(u, last)
+    frames = np.array([haar(PRIME + 1, COMPONENTS, SYSTEM) for _ in range(count)])
+    ratios = np.zeros(count)
+    for _ in range(ROUNDS):
+        deviation = published.scale * np.abs(frames).max(axis=(1, 2))
+        noise = normals(frames.size, SYSTEM).reshape(frames.shape) * deviation[:, None, None]
+        before = frames[:, :, -1] @ last
+        frames = np.linalg.qr(moment @ frames + noise)[0]
+        shown = frames[:, :, -1]
+        # Y is known up to a factor, that of its part along h, which is LEAST times that of the frame before
+        seen = LEAST * before * (shown @ u) / (shown @ last)
+        ratios += np.where(np.abs(before) > NEAR, (seen * before - before**2 / 2) / deviation**2, 0)
+    return int(np.count_nonzero(ratios > float(epsilon)))
+
+
+def attacked(cell: Json, _: Any) -> Json:
+    """Count the events in a batch of releases of either table."""
+    return {name: fires(cell["epsilon"], cell["draws"], changed=name == "changed") for name in ("as it is", "changed")}
+
+
+@experiment(__doc__, "4 minutes", runs=80, quick=1, of="batches of 500 releases of either table")
+def main(asked: Asked) -> None:
+    """Run what is missing and write the results."""
+    epsilons = ("1",) if asked.quick else EPSILONS
+    settings: Json = {
+        "paper": "Imtiaz & Sarwate 2016, PPM", "quick": asked.quick, "d": PRIME + 1, "k": COMPONENTS, "rounds": ROUNDS,
+        "delta claimed": PUBLISHED, "neighbours": "replace-one",
+    }  # fmt: skip
+    cells = [
+        {"epsilon": epsilon, "batch": batch, "draws": BATCH} for epsilon in epsilons for batch in range(asked.runs)
+    ]
+    with runs.opened(asked.output / f"{NAME}.cells.jsonl", settings) as store, asked.cluster.connected() as executor:
+        rows = runs.run(executor, store, attacked, cells, label="Attacks")
+    table = [summary(rows, epsilon) for epsilon in epsilons]
+    runs.write(asked.output / NAME, rows, settings | {"attacks": table})
+    asked.finish(NAME, ".json .csv", results_of(table))
+
+
+def results_of(attacks: list[Json]) -> Iterator[str]:
+    """Yield what the attacks show as lines of text."""
+    for row in attacks:
+        yield (
+            f"PPM, claimed epsilon {row['epsilon']}, delta {PUBLISHED}: delta at least {row['delta at least']:.4f} "
+            f"(estimated {row['delta estimated']:.4f}), at most {row['delta proved']:.4f}"
+        )
+
+
+def summary(rows: list[Json], epsilon: str) -> Json:
+    """Return the delta that the attack shows at the claimed epsilon, and the one that is proved."""
+    mine = [row for row in rows if row["epsilon"] == epsilon]
+    draws = sum(row["draws"] for row in mine)
+    changed, as_it_is = (Count(sum(row[name] for row in mine), draws) for name in ("changed", "as it is"))
+    low, estimate, _ = Finding(changed, as_it_is, ERROR).delta(float(epsilon))
+    return {
+        "epsilon": epsilon, "releases of either table": draws, "delta at least": low, "delta estimated": estimate,
+        "delta proved": mechanism(epsilon).guarantee.loss.delta,
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    cli.execute(main)
