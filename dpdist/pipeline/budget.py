@@ -434,8 +434,8 @@ def _ledger_to_name(address: LedgerAddress, rows: object, dataset_id: str, budge
         return None
     if opened is None or opened.ledger_id != record.ledger_id:
         raise RefusedError(
-            f"{rows} has the ledger {record.place} already, or is a copy of what it pays for; a second one would spend "
-            f"the budget twice. Pass that one: {parameter('ledger', record.place)}. "
+            f"{rows} is a copy of rows with the ledger {record.place}; a second one would spend the budget twice. Pass "
+            f"that one: {step('ledger create', record.place, rows=rows)}, or {parameter('ledger', record.place)}. "
             "If it was moved, pass its new path. If it is lost, restore it from a copy, and charge the missing "
             f"releases with: {step('ledger adopt', 'LEDGER')}."
         )

@@ -160,6 +160,11 @@ def _account(
 ) -> Ledger:
     """Open the ledger to charge, or create it with a budget for this release."""
     if not Ledger.stands_at(address):
+        if (place := state_folder.seen(identity).place) is not None:
+            raise RefusedError(
+                f"The matrix, or a copy of it, was charged to the ledger {place}; a second one would spend the budget "
+                f"twice. Pass {parameter('ledger', place)}, or its new path if it was moved."
+            )
         first = budget or guarantee.loss
         if not Filter(first, caps_for(first, guarantee)).holds(guarantee):
             raise UsageError(
