@@ -9,7 +9,8 @@ in each of 4 rounds: the change of ``A X`` has Frobenius norm at most sqrt(2) (1
 sqrt(d k) times that. Their neighbours differ by 1 in spectral norm, which is more.
 
 One vector of the Bingham law (`bingham`) and the first component of `two-sided-wishart` are then compared where one
-eigenvalue stands over a flat rest, by the gap over ``d nuclear sensitivity / epsilon``::
+eigenvalue stands over a flat rest, by the gap over ``d nuclear sensitivity / epsilon``; and two of each, over the same
+rest::
 
     python -m papers.jiang_xie_zhang.rank_k --workers 2
 
@@ -45,7 +46,7 @@ BATCH = 50
 ROUNDS = 4
 """Of the power method: public."""
 METHODS = ("jiang-wishart", "two-sided-wishart", "Kapralov & Talwar", "Hardt & Price")
-SIZES, GAPS = (16, 32, 64), (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 3.0)
+SIZES, GAPS = ((16, 1), (32, 1), (64, 1), (32, 2)), (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 3.0)
 ONE = ("bingham", "two-sided-wishart")
 
 
@@ -101,13 +102,13 @@ def error(method: str, k: int) -> float:
 
 
 def cosines(cell: Json, _: Any) -> Json:
-    """Return the squared cosine with the true component of a batch of answers with one component."""
-    d, bound = cell["d"], RowBound(cell["d"], 1.0, 16)
+    """Return the squared cosines with the true components of a batch of answers, their mean if there are two."""
+    d, k, bound = cell["d"], cell["k"], RowBound(cell["d"], 1.0, 16)
     gap = cell["gap"] * d * 2 / EPSILON
-    moment = PublicMoment(rounded(np.diag(np.where(np.arange(d) < 1, gap + 1, 1.0)) / bound.unit**2), bound, 0)
-    request = request_for(cell["method"], (f"{EPSILON:g}", "0"), bound, {"components": 1})
-    drawn = (private_components(request, moment, 1) for _ in range(cell["draws"]))
-    return {"values": [float(found[0, 0] ** 2) for found in drawn]}
+    moment = PublicMoment(rounded(np.diag(np.where(np.arange(d) < k, gap + 1, 1.0)) / bound.unit**2), bound, 0)
+    request = request_for(cell["method"], (f"{EPSILON:g}", "0"), bound, {"components": k})
+    drawn = (private_components(request, moment, k) for _ in range(cell["draws"]))
+    return {"values": [float((found[:, :k] ** 2).sum() / k) for found in drawn]}
 
 
 @experiment(__doc__, "a minute", runs=400, quick=4, of="answers of each method")
@@ -126,16 +127,19 @@ def main(asked: Asked) -> None:
         for batch, draws in enumerate(batches)
     ]
     alone = [
-        {"method": method, "d": d, "gap": gap, "batch": batch, "draws": draws}
+        {"method": method, "d": d, "k": k, "gap": gap, "batch": batch, "draws": draws}
         for method in ONE
-        for d in sizes
+        for d, k in sizes
         for gap in GAPS
         for batch, draws in enumerate(batches)
     ]
     with runs.opened(asked.output / f"{NAME}.cells.jsonl", settings) as store, asked.cluster.connected() as executor:
         of_rank = flat(runs.run(executor, store, errors, ranked, label="Rank k"), ("method", "k"))
-        of_one = flat(runs.run(executor, store, cosines, alone, label="One component"), ("method", "d", "gap"))
-    means = runs.averaged(of_rank, ("method", "k"), "value"), runs.averaged(of_one, ("method", "d", "gap"), "value")
+        of_one = flat(runs.run(executor, store, cosines, alone, label="Components"), ("method", "d", "k", "gap"))
+    means = (
+        runs.averaged(of_rank, ("method", "k"), "value"),
+        runs.averaged(of_one, ("method", "d", "k", "gap"), "value"),
+    )
     runs.write(asked.output / NAME, of_rank + of_one, settings | {"errors": means[0], "squared cosines": means[1]})
     picture(asked.output / f"{NAME}.png", *means)
     asked.finish(NAME, ".json .csv .png", results_of(*means))
@@ -151,11 +155,11 @@ def results_of(ranked: list[Json], alone: list[Json]) -> Iterator[str]:
     for method in METHODS:
         found = ", ".join(f"{one['mean']:.0f} at k = {one['k']}" for one in ranked if one["method"] == method)
         yield f"|A - A_k|_2, {method}: {found}"
-    for d in dict.fromkeys(one["d"] for one in alone):
+    for d, k in dict.fromkeys((one["d"], one["k"]) for one in alone):
         for method in ONE:
-            mine = [one for one in alone if (one["method"], one["d"]) == (method, d)]
+            mine = [one for one in alone if (one["method"], one["d"], one["k"]) == (method, d, k)]
             found = ", ".join(f"{one['mean']:.2f} at gap {one['gap']:g}" for one in mine)
-            yield f"squared cosine, d = {d}, {method}: {found}"
+            yield f"squared cosine, d = {d}, k = {k}, {method}: {found}"
 
 
 def picture(path: Path, ranked: list[Json], alone: list[Json]) -> None:
@@ -171,14 +175,14 @@ def picture(path: Path, ranked: list[Json], alone: list[Json]) -> None:
     left.set(yscale="log", xlabel="k", ylabel="error of rank k, spectral norm, units of C²")
     left.set_title(f"d = {SIZE}, epsilon {EPSILON:g}, k eigenvalues of {HIGH:g}", fontsize=9)
     pictures.mark(left, RANKS)
-    shades = ("-", "--", ":")
-    for style, d in zip(shades, dict.fromkeys(one["d"] for one in alone), strict=False):
+    shades = ("-", "--", ":", "-.")
+    for style, (d, k) in zip(shades, dict.fromkeys((one["d"], one["k"]) for one in alone), strict=False):
         for method, colour in zip(ONE, (pictures.PURPLE, pictures.RED), strict=True):
-            mine = [one for one in alone if (one["method"], one["d"]) == (method, d)]
+            mine = [one for one in alone if (one["method"], one["d"], one["k"]) == (method, d, k)]
             x, y = [one["gap"] for one in mine], [one["mean"] for one in mine]
-            right.plot(x, y, ls=style, color=colour, label=f"{method}, d = {d}")
-    right.set(xlabel="gap over d times the nuclear sensitivity over epsilon", ylabel="squared cosine, one component")
-    right.set_title("One eigenvalue over a flat rest", fontsize=9)
+            right.plot(x, y, ls=style, color=colour, label=f"{method}, d = {d}, k = {k}")
+    right.set(xlabel="gap over d times the nuclear sensitivity over epsilon", ylabel="squared cosine")
+    right.set_title("k equal eigenvalues over a flat rest", fontsize=9)
     for ax in (left, right):
         ax.grid(alpha=0.3)
         ax.legend(fontsize=7)
