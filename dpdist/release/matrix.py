@@ -47,7 +47,7 @@ from dpdist.moment.operator import MomentMatrix
 from dpdist.naming import parameter
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
 from dpdist.release import archive
-from dpdist.release.request import exact_fraction, id_of
+from dpdist.release.request import exact_fraction
 from dpdist.release.trusted import noisy_answer, require_remembered
 from dpdist.storage.arrays import complete_arrays, put_array, require_format
 from dpdist.storage.store import AnyStore, store_at
@@ -322,9 +322,8 @@ class MatrixRequest:
         """The mechanism, by the rule of the module."""
         if self.loss.delta_atto:
             return "gaussian"
-        return (
-            "two-sided-wishart" if self._squares["l1"] >= _RATIO * self.size * self._squares["nuclear"] else "laplace"
-        )
+        l1, nuclear = self._squares["l1"], self._squares["nuclear"]
+        return "two-sided-wishart" if l1 >= _RATIO * self.size * nuclear else "laplace"
 
     @property
     def norm(self) -> str:
@@ -362,10 +361,6 @@ class MatrixRequest:
             "declared_sensitivity": _to_json(self.declared),
             **({} if unit is None else {"unit": unit}),
         }
-
-    def release_id(self, parameters: Mapping[str, object]) -> str:
-        """Return the id that follows from the parameters."""
-        return id_of("x", parameters)
 
     def drawn(self, release_id: str, lattice: Triangle, ledger_head: str) -> Iterator[bytes]:
         """Draw the noise once and yield the archive, without the exact matrix."""
