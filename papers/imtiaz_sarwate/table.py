@@ -366,8 +366,8 @@ def picture(path: Path, columns: tuple[Column, ...], table: list[Json], split: s
         ax.set_title(f"{column.name}, k = {column.components}, {split}", fontsize=9)
         ax.grid(alpha=0.3)
     figure.suptitle(
-        "Single runs: median, 5 to 95 %. Diamonds: as printed, one run, epsilon unknown. Dashed: published methods. "
-        "Solid: ours, and random.",
+        "Single runs: median, 5 to 95 %. Diamonds: as printed, one run, epsilon unknown. Dashed: published methods, "
+        "delta 0.01. Solid: ours, delta 1e-6, and random.",
         fontsize=10,
     )
     pictures.legend_below(figure, axes[0], 9)
