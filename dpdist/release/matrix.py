@@ -223,7 +223,6 @@ def open_matrix(path: AnyStore) -> MatrixRelease:
         asked = MatrixRequest.of(guarantee.loss, dict(release.declared), len(lattice), guarantee.neighbours)
         sound = (
             lattice.dtype == np.int64
-            and np.array_equal(lattice, lattice.T)
             and {norm for norm, _ in release.declared} <= set(NORMS)
             and (asked.mechanism, asked.exponent) == (release.mechanism, release.exponent)
             and np.array_equal(np.asarray(arrays["matrix"][...]), release.matrix)

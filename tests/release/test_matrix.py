@@ -184,6 +184,9 @@ def test_it_is_drawn_once_and_charged_once_whoever_repeats_it(
     np.save(copy, MATRIX.astype(np.float32))  # exact here
     again = make("again", copy, ledger=None)
     third = make("third", MATRIX, ledger=ledger)
+    apart = tmp_path / "zeros.ledger"
+    zero = make("zero", np.diag([1.0, 0]), ledger=apart)
+    assert np.array_equal(make("minus zero", np.diag([1.0, -0.0]), ledger=apart).matrix, zero.matrix)
     assert np.array_equal(first.matrix, again.matrix)
     assert np.array_equal(first.matrix, third.matrix)
     assert [record.state for record in Ledger(ledger).records] == [State.PUBLISHED]
@@ -346,6 +349,14 @@ def test_bad_input_is_refused_before_anything_is_declared_or_spent(case: str, ma
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / "people.ledger").exists()
     assert "e+" not in str(raised.value).partition("ends at")[0]  # no entry of the matrix is told
+
+
+def test_the_lattice_ends_where_the_message_says() -> None:
+    asked = request(frobenius=2)
+    end = math.ldexp(1, 62 + asked.exponent)
+    assert lattice_of(np.diag([math.nextafter(end, 0), -1, 0]), asked.exponent).max() < 2**62
+    with pytest.raises(DataError, match=f"ends at {end:.3g}"):
+        lattice_of(np.diag([1, -end, 0]), asked.exponent)
 
 
 def test_other_contents_are_not_replaced_and_damage_is_found(make: Make, tmp_path: Path) -> None:
