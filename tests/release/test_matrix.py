@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable
 from fractions import Fraction
@@ -355,7 +356,7 @@ def test_the_lattice_ends_where_the_message_says() -> None:
     asked = request(frobenius=2)
     end = math.ldexp(1, 62 + asked.exponent)
     assert lattice_of(np.diag([math.nextafter(end, 0), -1, 0]), asked.exponent).max() < 2**62
-    with pytest.raises(DataError, match=f"ends at {end:.3g}"):
+    with pytest.raises(DataError, match=re.escape(f"ends at {end:.3g}")):
         lattice_of(np.diag([1, -end, 0]), asked.exponent)
 
 
