@@ -351,7 +351,14 @@ def of_other_half(rows: Floats) -> float:
     return captured[0] / captured[1]
 
 
-@experiment(__doc__, "2 minutes", runs=20, quick=2, of="draws of each setting, at most")
+@experiment(
+    __doc__,
+    "2 minutes",
+    runs=20,
+    quick=2,
+    of="draws of each setting, at most",
+    needs="thousand_genomes.npz and hapmap3.npz, which you make",
+)
 def main(asked: Asked) -> None:
     """Run what is missing and write the results."""
     plan = QUICK if asked.quick else WHOLE

@@ -101,8 +101,8 @@ class Bingham:
         cost="k eigendecompositions of d x d, O(sqrt(d)) candidates of d normals each",
         reference="McSherry & Talwar 2007; theorem in dpdist.mechanisms.exponential",
         options=(COMPONENTS,),
-        advice="for one component: captures more than two-sided-wishart where the gap of the first two eigenvalues "
-        f"is below about {2 * BINGHAM_GAP:g} d C²/epsilon replace-one, {BINGHAM_GAP:g} d C²/epsilon add-remove; with "
+        advice="for one component: captures more than two-sided-wishart where one eigenvalue is above a flat rest by a "
+        f"gap below about {2 * BINGHAM_GAP:g} d C²/epsilon replace-one, {BINGHAM_GAP:g} d C²/epsilon add-remove; with "
         "several components it captures less",
     )
 

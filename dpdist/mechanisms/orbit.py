@@ -148,7 +148,8 @@ class CalibratedLowRankOrbit(Proved, ReportsProgress):
 SPECTRUM = Option(
     "spectrum",
     Kind.NUMBERS,
-    "eigenvalues to release in units of C², descending, not negative; trailing zeros may be omitted",
+    "eigenvalues to release, of the sum over all rows in units of C², descending, not negative; trailing zeros may be "
+    "omitted",
 )
 
 

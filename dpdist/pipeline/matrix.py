@@ -218,6 +218,8 @@ def _read(matrix: AnyPath | npt.ArrayLike) -> tuple[npt.NDArray[np.float64], Pat
         return checked(matrix), None
     file = Path(matrix)
     otherwise = DataError(f"{file} cannot be read as a matrix. Save one with numpy.save('M.npy', M).")
+    if not file.exists():
+        raise DataError(f"{file} does not exist. Check the name of the file.")
     if not file.is_file():
         raise otherwise
     try:

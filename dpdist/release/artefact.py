@@ -39,7 +39,7 @@ from dpdist.release.attributes import Attributes, Coverage, Stage
 from dpdist.rows.bounding import DITHERED, RowBound
 from dpdist.rows.schema import Schema
 from dpdist.rows.units import Unit
-from dpdist.storage.arrays import Array, complete_arrays, require_format
+from dpdist.storage.arrays import Array, attributes_of, complete_arrays, require_format
 from dpdist.storage.store import AnyStore, store_at
 from dpdist.triangle import TILE, Band
 
@@ -433,6 +433,11 @@ def open_release(path: AnyStore) -> Release:
     >>> here.cleanup()
     """
     store = store_at(path)
+    if str((attributes_of(store) or {}).get("format", "")).startswith("dpdist-matrix/"):
+        raise DataError(
+            f"{store} is a released matrix, not a second moment of rows. In Python, dpdist.open_matrix reads it, and "
+            "numpy.linalg.eigh its matrix."
+        )
     info = require_format(
         store,
         FORMAT,

@@ -267,7 +267,7 @@ def checked(matrix: npt.ArrayLike) -> Floats:
         raise DataError(f"A symmetric matrix has shape (d, d), not {given.shape}.")
     exact = given.dtype.kind in "iu" or (given.dtype.kind == "f" and given.dtype.itemsize <= 8)
     if not exact:
-        raise DataError(f"The matrix has the type {given.dtype}. Convert it to float64: M.astype('float64').")
+        raise DataError(f"The matrix has the type {given.dtype}. It must consist of real numbers of at most 64 bits.")
     values = given.astype(np.float64) + 0.0  # minus zero becomes zero: equal matrices have one identity
     if given.dtype.kind in "iu" and np.any((given > 2**53) | (given < -(2**53) if given.dtype.kind == "i" else False)):
         raise DataError("An integer of the matrix exceeds 2^53, which float64 cannot hold. Divide the matrix.")

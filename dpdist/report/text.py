@@ -242,6 +242,9 @@ def forecast(result: Forecast) -> str:
         rows.append((name, f"{component.variance:.4g}", cosine, see, good))
     lines += aligned(rows)
     lines.append(wrapped(ALIGNED))
+    if any(component.told and component.rows_for_good is None for component in result.expected):
+        shared = "Components of equal variance share the alignment of the space they span. Never: no number of rows"
+        lines.append(wrapped(f"{shared} tells one of them from the other."))
     if result.guessed:
         lines.append(f"{result.seen} of {len(result.expected)} components will be distinguished from noise.")
     if result.nothing:
@@ -249,19 +252,21 @@ def forecast(result: Forecast) -> str:
     if result.cautions:
         lines += ["", wrapped(cautions_message(result.cautions).strip())]
     lines += _trade_lines(result)
-    if result.bingham_gap is not None:
-        lines += ["", wrapped(_bingham_words(result, result.bingham_gap))]
+    if result.bingham_gap is not None and (words := _bingham_words(result, result.bingham_gap)):
+        lines += ["", wrapped(words)]
     lines += ["", *aligned([("mechanism", "least variance"), *((n, f"{v:.4g}") for n, v in result.alternatives)])]
     return "\n".join(lines)
 
 
 def _bingham_words(result: Forecast, gap: float) -> str:
-    """Return where one component of bingham is better."""
-    guess = [component.variance for component in result.expected[:2]] if result.guessed else []
-    here = "" if not guess else f" By this guess the gap is {guess[0] - (guess[1:] or [0.0])[0]:.4g}."
+    """Return where one component of bingham is better; empty if the guess has more than one that stands out."""
+    first, second = ([component.variance for component in result.expected] + [0.0])[:2] if result.guessed else (0, 0)
+    if second > gap or first - second > gap:
+        return ""
+    here = f" By this guess the gap is {first - second:.4g}." if result.guessed else ""
     return (
-        f"If you need one component only, bingham captures more than two-sided-wishart where the gap between the first "
-        f"two eigenvalues is below about {gap:.4g} per row, and less above.{here}"
+        "If you need one component only, and one eigenvalue stands over a flat rest, bingham captures more than "
+        f"two-sided-wishart where the gap between the two is below about {gap:.4g} per row, and less above.{here}"
     )
 
 

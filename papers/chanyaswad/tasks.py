@@ -119,7 +119,7 @@ def measured(cell: Json, rows: Floats) -> Json:
     return {name: float(f"{value:.5g}") for name, value in values.items()}
 
 
-@experiment(__doc__, "30 seconds", runs=100, quick=3, of="answers of each method")
+@experiment(__doc__, "30 seconds", runs=100, quick=3, of="answers a method", needs="those of the UCI repository")
 def main(asked: Asked) -> None:
     """Run what is missing and write the results."""
     rows = {task.name: rows_of(task, asked.data) for task in TASKS.values()}

@@ -15,6 +15,7 @@ from papers.common.answers import NOTICE
 
 OUTPUT = Path("paper-results")
 """The default folder of results: never the committed results, which are in papers/results."""
+QUICK = OUTPUT / "quick"
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Asked:
 
 
 def experiment(
-    about: str | None, lasts: str, *, runs: int = 1, quick: int = 1, of: str = ""
+    about: str | None, lasts: str, *, runs: int = 1, quick: int = 1, of: str = "", needs: str = ""
 ) -> Callable[[Callable[[Asked], None]], click.Command]:
     """Make a function the command of a program.
 
@@ -65,14 +66,19 @@ def experiment(
         Default number of repetitions, of a full run and with ``--quick``.
     of
         What is repeated, in the plural; empty where nothing is drawn.
+    needs
+        The data sets it reads; empty where it reads none.
     """
     length = f"A full run takes about {lasts} on two cores."
     folder = click.Path(file_okay=False, path_type=Path)
+    sets = (
+        f"Folder of the data sets, as papers.common.fetch makes it: {needs}." if needs else "Not used: reads no data."
+    )
     repeated = f"Number of {of} [default: {runs}; with --quick {quick}]." if of else "Not used: nothing is drawn."
 
     def decorated(function: Callable[[Asked], None]) -> click.Command:
         @click.command(help=f"{(about or '').splitlines()[0]}\n\n{length}")
-        @click.option("--data", type=folder, help="Folder of data sets as .npz; otherwise scikit-learn fetches them.")
+        @click.option("--data", type=folder, help=sets)
         @cluster_options
         @click.option(
             "--quick",
@@ -81,8 +87,11 @@ def experiment(
             help="A small version that takes seconds; its numbers mean little.",
         )
         @click.option("--runs", "asked", type=click.IntRange(min=1), metavar="N", help=repeated)
-        @click.option("--output", type=folder, default=OUTPUT, show_default=True, help="Folder of the results.")
-        def command(data: Path | None, output: Path, quick_version: bool, asked: int | None, cluster: Cluster) -> None:
+        @click.option("--output", type=folder, help=f"Folder of the results [default: {OUTPUT}; with --quick {QUICK}].")
+        def command(
+            data: Path | None, output: Path | None, quick_version: bool, asked: int | None, cluster: Cluster
+        ) -> None:
+            output = output or (QUICK if quick_version else OUTPUT)
             click.echo(f"{NOTICE}. Results: {output}. {length}", err=True)
             output.mkdir(parents=True, exist_ok=True)
             function(Asked(data, output, quick_version, asked or (quick if quick_version else runs), cluster))

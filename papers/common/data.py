@@ -116,9 +116,10 @@ def _fetched(name: str, folder: Path | None) -> tuple[npt.NDArray[Any], Labels]:
             rows, labels = fetch_covtype(return_X_y=True)
     except (OSError, ValueError) as error:  # no network, or an answer that is not the data set
         place = f"There is no {name}.npz in {folder}" if folder else "No data folder was named (--data)"
+        content = "X, (70000, 784), and y" if name == "mnist" else "X, (581012, 54), and y7"
         raise DataError(
-            f"{place}, and scikit-learn could not fetch {name}: {type(error).__name__}. Put the file there, or run "
-            "where the network can be reached; scikit-learn keeps what it fetched."
+            f"{place}, and scikit-learn could not fetch {name}: {type(error).__name__}. Put the file there, with the "
+            f"arrays {content}, or run where the network can be reached; scikit-learn keeps what it fetched."
         ) from None
     return np.asarray(rows), np.asarray(labels).astype(np.int64)
 

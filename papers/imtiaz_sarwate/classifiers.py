@@ -154,7 +154,7 @@ def _three(per_cent: float) -> float:
     return float(300 * np.sqrt(share * (1 - share) / TEST_ROWS))
 
 
-@experiment(__doc__, "a minute", of="random splits")
+@experiment(__doc__, "a minute", of="random splits", needs="MNIST")
 def main(asked: Asked) -> None:
     """Run what is missing and write the results."""
     tried = settings_tried(asked.quick)

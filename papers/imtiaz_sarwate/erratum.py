@@ -126,9 +126,10 @@ def main(asked: Asked) -> None:
 def results_of(attacks: list[Json]) -> Iterator[str]:
     """Yield what the attacks show as lines of text."""
     for row in attacks:
+        theory = f" ({row['certain in theory']:.4f} in theory)" if row["mechanism"] in WITHDRAWN else ""
         yield (
             f"{row['mechanism']}, claimed epsilon {row['epsilon']}: the rule fires in "
-            f"{row['rule fires without the row']:.4f} without the row ({row['certain in theory']:.4f} in theory) and "
+            f"{row['rule fires without the row']:.4f} without the row{theory} and "
             f"{row['rule fires with the row']:.4f} with it; delta at least {row['delta at least']:.4f}"
         )
 

@@ -277,7 +277,14 @@ def cells_as_counts(held: dict[str, Labelled]) -> Json:
     return {"table 1": asdict(counted()) | {"test rows": TEST_ROWS, "runs averaged": 10}, "the talk": talk}
 
 
-@experiment(__doc__, "7 minutes", runs=RANDOM_RUNS, quick=2, of="random splits, at most (10 of most methods)")
+@experiment(
+    __doc__,
+    "7 minutes",
+    runs=RANDOM_RUNS,
+    quick=2,
+    of="random splits, at most (10 of most methods)",
+    needs="MNIST and Covertype",
+)
 def main(asked: Asked) -> None:
     """Run what is missing and write the results."""
     columns, test = (QUICK, 200) if asked.quick else (COLUMNS, TEST_ROWS)

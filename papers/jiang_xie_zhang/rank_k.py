@@ -165,7 +165,7 @@ def results_of(ranked: list[Json], alone: list[Json]) -> Iterator[str]:
 def picture(path: Path, ranked: list[Json], alone: list[Json]) -> None:
     """Draw the errors against k, and the squared cosines against the gap."""
     figure, (left, right) = pictures.panels(2)
-    looks = dict(zip(METHODS[2:], (("-", pictures.SKY), ("-", pictures.GREEN)), strict=True))
+    looks = dict(zip(METHODS[2:], (("--", pictures.PURPLE), ("--", pictures.GREEN)), strict=True))
     for method in METHODS:
         mine = [one for one in ranked if one["method"] == method]
         look = {"ls": looks[method][0], "color": looks[method][1], "marker": "^"} if method in looks else (
@@ -173,7 +173,7 @@ def picture(path: Path, ranked: list[Json], alone: list[Json]) -> None:
         )  # fmt: skip
         left.plot([one["k"] for one in mine], [one["mean"] for one in mine], label=method, **look)
     left.set(yscale="log", xlabel="k", ylabel="error of rank k, spectral norm, units of C²")
-    left.set_title(f"d = {SIZE}, epsilon {EPSILON:g}, k eigenvalues of {HIGH:g}", fontsize=9)
+    left.set_title(f"d = {SIZE}, epsilon {EPSILON:g}, k eigenvalues of {HIGH:g}. Dashed: as published", fontsize=9)
     pictures.mark(left, RANKS)
     shades = ("-", "--", ":", "-.")
     for style, (d, k) in zip(shades, dict.fromkeys((one["d"], one["k"]) for one in alone), strict=False):

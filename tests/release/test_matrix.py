@@ -323,9 +323,9 @@ BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "empty": (np.ones((0, 0)), {}, DataError, "shape"),
     "masked": (np.ma.masked_equal(np.eye(2), 0), {}, DataError, "masked"),
     "ragged": ([[1.0, 2], [3]], {}, DataError, "different lengths"),
-    "complex": (np.eye(2) * 1j, {}, DataError, "float64"),
-    "wide floats": (np.eye(2, dtype=np.longdouble), {}, DataError, "float64"),
-    "words": (np.array([["a"]]), {}, DataError, "float64"),
+    "complex": (np.eye(2) * 1j, {}, DataError, "real numbers"),
+    "wide floats": (np.eye(2, dtype=np.longdouble), {}, DataError, "real numbers"),
+    "words": (np.array([["a"]]), {}, DataError, "real numbers"),
     "wide integers": (np.eye(2, dtype=np.int64) * (2**53 + 1), {}, DataError, "2\\^53"),
     "beyond the lattice": (np.diag([1e30, 1]), {}, DataError, "exceeds the 64-bit lattice"),
     "the largest float": (np.diag([1.7e308, 1]), {}, DataError, "exceeds the 64-bit lattice"),
@@ -338,7 +338,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "too large": (MATRIX, {"frobenius": 1e300}, UsageError, "positive number"),
     "no ledger": (MATRIX, {"ledger": None}, UsageError, "needs a ledger"),
     "too small a budget": (MATRIX, {"budget": PrivacyLoss.parse("0.5")}, UsageError, "exceeds the budget"),
-    "missing file": ("nowhere.npy", {}, DataError, "cannot be read as a matrix"),
+    "missing file": ("nowhere.npy", {}, DataError, "does not exist"),
 }
 
 
