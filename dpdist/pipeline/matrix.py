@@ -138,7 +138,7 @@ def release_matrix(
     if standing.get("format") != FORMAT:
         target.require_new("release")
     checks.warn(loss, request.neighbours, None)
-    if standing and not Ledger.stands_at(address):
+    if standing and not Ledger.stands_at(address) and state_folder.seen(identity).place is None:
         raise _another(target, standing)
     account = _account(address, identity, file, guarantee, budget)
     parameters = request.parameters(identity, _unit_of(account))

@@ -257,7 +257,8 @@ def lattice_of(matrix: npt.ArrayLike, exponent: int) -> Triangle:
 
 def checked(matrix: npt.ArrayLike) -> Floats:
     """Return a symmetric matrix of finite numbers as float64, (d, d), or refuse it."""
-    if isinstance(matrix, np.ma.MaskedArray):
+    rows = matrix if isinstance(matrix, list | tuple) else ()
+    if any(isinstance(each, np.ma.MaskedArray) for each in (matrix, *rows)):
         raise DataError("The matrix is a masked array. Fill the masked entries: M.filled(0).")
     try:
         given = np.asarray(matrix)

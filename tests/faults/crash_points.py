@@ -104,7 +104,7 @@ def points() -> dict[str, Point]:
         "inside the beginning": Point(Transaction, "append", after=True, which=_appends("begun")),
         "after the beginning": Point(Ledger, "begin", after=True),
         "in the second band": Point(transaction, "noisy", after=True, which=_continues),
-        "after the draw": Point(trusted, "_noisy", after=True),
+        "after the draw": Point(trusted, "noisy_answer", after=True),
         "after the counts are drawn": Point(CalibratedHistogram, "answer", after=True),
         "with half a draft": Point(FolderStorage, "_write", after=False, first=_half_written),
         "after the draft": Point(FolderStorage, "_write", after=True),

@@ -322,6 +322,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "vector": (np.ones(3), {}, DataError, "shape"),
     "empty": (np.ones((0, 0)), {}, DataError, "shape"),
     "masked": (np.ma.masked_equal(np.eye(2), 0), {}, DataError, "masked"),
+    "rows that are masked": ([np.ma.masked_equal([1, 0], 0), [0, 1]], {}, DataError, "masked"),
     "ragged": ([[1.0, 2], [3]], {}, DataError, "different lengths"),
     "complex": (np.eye(2) * 1j, {}, DataError, "real numbers"),
     "wide floats": (np.eye(2, dtype=np.longdouble), {}, DataError, "real numbers"),
