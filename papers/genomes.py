@@ -256,7 +256,7 @@ def draw(cell: Json, shared: Any) -> Json:
 
 
 def cells_of(plan: Plan, most: int) -> list[Json]:
-    """Return every draw, or so many of each setting at most."""
+    """Return every draw, up to a number for each setting."""
     return [
         {"route": route, "mechanism": mechanism, "neighbours": relation, "epsilon": epsilon, "draw": number}
         for route, draws in plan.draws.items()

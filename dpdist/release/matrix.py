@@ -78,7 +78,7 @@ class MatrixRelease:
     mechanism : str
         The mechanism that was chosen.
     guarantee : Guarantee
-        What is proved if the declared sensitivity is right.
+        Proved if the declared sensitivity is right.
     declared : tuple of (str, Fraction)
         Norm and declared sensitivity.
     noise : Noise
@@ -298,7 +298,7 @@ class MatrixRequest:
     def of(
         cls, loss: PrivacyLoss, declared: Mapping[str, object], size: int, neighbours: Neighbours
     ) -> MatrixRequest:  # fmt: skip
-        """Return the request for sensitivities as typed, of which at least one is not None."""
+        """Return the request for sensitivities as typed; at least one is not None."""
         known = {norm: _sensitivity(value) for norm, value in declared.items() if value is not None}
         if not known:
             raise UsageError(

@@ -65,7 +65,7 @@ def experiment(
     runs, quick
         Default number of repetitions, of a full run and with ``--quick``.
     of
-        What is repeated, in the plural; empty where nothing is drawn.
+        The repetitions, in the plural; empty where nothing is drawn.
     needs
         The data sets it reads; empty where it reads none.
     """

@@ -217,7 +217,7 @@ def main(asked: Asked) -> None:
 
 
 def panels_of(asked: Asked) -> list[Panel]:
-    """Return what is drawn: MNIST once, the others as often as asked."""
+    """Return the panels: MNIST with one draw of its rows, the others with as many as asked."""
     panels = [replace(panel, draws=asked.runs) for panel in (QUICK if asked.quick else PAPER)]
     return panels if asked.quick else [*panels, MNIST]
 

@@ -73,7 +73,7 @@ def mechanism(epsilon: str) -> CalibratedPower:
 
 
 def fires(epsilon: str, count: int, *, changed: bool) -> int:
-    """Run PPM on one of the two tables so many times; count the likelihood ratios above exp(epsilon)."""
+    """Run PPM repeatedly on one of the two tables; count the likelihood ratios above exp(epsilon)."""
     basis, published = hadamard(), mechanism(epsilon)
     levels = LEAST * FACTOR ** np.arange(COMPONENTS - 1, -1, -1.0)
     strong, u = basis[:, :COMPONENTS], basis[:, COMPONENTS]

@@ -166,9 +166,7 @@ def test_the_noise_has_the_deviation_stated_and_the_matrix_is_in_its_own_units(m
     assert abs(noise.mean()) < 6 * found.deviation / math.sqrt(noise.size)
 
 
-def test_it_is_drawn_once_and_charged_once_whoever_repeats_it(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_drawn_once_and_charged_once(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, ledger = tmp_path / "M.npy", tmp_path / "M.ledger"
     np.save(file, MATRIX)
 
