@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from support.folders import ROOT
 
 from dpdist.cli import cli
+from papers import quoted
 
 PAPERS = ROOT / "papers"
 RESULTS = PAPERS / "results"
@@ -29,7 +31,7 @@ PROGRAMS = {
     "imtiaz_sarwate.figures", "imtiaz_sarwate.differences", "imtiaz_sarwate.table", "imtiaz_sarwate.classifiers",
     "imtiaz_sarwate.erratum", "imtiaz_sarwate.ppm", "imtiaz_sarwate.theorem_2", "jiang_xie_zhang.noise",
     "jiang_xie_zhang.theorems", "jiang_xie_zhang.sample_complexity", "jiang_xie_zhang.rank_k", "chanyaswad.tasks",
-    "mangoubi.orbits", "mangoubi.real", "mangoubi.packing", "repair.samplers", "repair.facts", "genomes",
+    "mangoubi.orbits", "mangoubi.real", "mangoubi.packing", "repair.samplers", "repair.facts", "genomes", "quoted",
 }  # fmt: skip
 OPTIONS = {"--data", "--workers", "--quick", "--runs", "--output"}
 
@@ -113,6 +115,13 @@ def test_without_output_the_committed_results_are_left_alone(tmp_path: Path, mon
     assert (tmp_path / "paper-results" / "mangoubi_packing.txt").read_text() == done.stdout
     assert "Wrote paper-results/mangoubi_packing.json" in done.stderr
     assert (RESULTS / "mangoubi_packing.json").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("name", quoted.FACTS)
+def test_a_quoted_fact_holds_and_is_not_vacuous(name: str) -> None:
+    found = max(quoted.FACTS[name](np.random.default_rng([7, i])) for i in range(300))
+    assert found <= 1 + 1e-9
+    assert found > (0.001 if name == "singular values" else 0.02)
 
 
 def results(name: str, suffix: str) -> Path:
