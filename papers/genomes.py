@@ -360,7 +360,7 @@ def of_other_half(rows: Floats) -> float:
     needs="thousand_genomes.npz and hapmap3.npz, which you make",
 )
 def main(asked: Asked) -> None:
-    """Run what is missing and write the results."""
+    """Run the missing cells and write the results."""
     plan = QUICK if asked.quick else WHOLE
     cohorts = read(asked.data, 600 if asked.quick else None)
     routes = {name: route_of(cohorts, name) for name in plan.draws}

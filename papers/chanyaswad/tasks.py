@@ -121,7 +121,7 @@ def measured(cell: Json, rows: Floats) -> Json:
 
 @experiment(__doc__, "30 seconds", runs=100, quick=3, of="answers a method", needs="those of the UCI repository")
 def main(asked: Asked) -> None:
-    """Run what is missing and write the results."""
+    """Run the missing cells and write the results."""
     rows = {task.name: rows_of(task, asked.data) for task in TASKS.values()}
     settings: Json = {
         "paper": "Chanyaswad et al. 2018, the three experiments",

@@ -156,6 +156,13 @@ def private_components(request: ReleaseRequest, moment: PublicMoment, count: int
     return found.astype(np.float64, copy=False)[:count]
 
 
+def low_rank(matrix: Floats, components: int) -> Floats:
+    """Return the matrix of rank k with the k largest eigenvalues and their eigenvectors, (d, d)."""
+    values, vectors = top_eigenpairs(matrix, components)
+    best: Floats = (vectors.T * values) @ vectors
+    return best
+
+
 def captured_energy(components: Floats, moment: PublicMoment) -> float:
     """Return ``tr(V A V^T)`` of the exact moment in per cent of what the best components of that number capture."""
     return 100 * captured_variance(components, moment.matrix)

@@ -83,9 +83,13 @@ class Uci:
                 f"{_UCI}/{self.address} could not be fetched or read ({type(error).__name__}). Download it and "
                 f"put it into {folder} as {self.file}; papers/chanyaswad/README.md says which columns are used."
             ) from None
-        if fingerprint(rows) != self.known:
-            raise DataError(f"{local} has other rows than the results are about. Remove it, and fetch it again.")
+        self.check(rows, local)
         return {"X": rows}
+
+    def check(self, rows: Floats, path: Path) -> None:
+        """Refuse the rows of a file that the results are not about."""
+        if fingerprint(rows) != self.known:
+            raise DataError(f"{path} has other rows than the results are about. Remove it, and fetch it again.")
 
 
 def fingerprint(rows: Floats) -> str:
@@ -143,8 +147,7 @@ def fetch(name: str, folder: Path) -> Path:
     path = folder / f"{name}.npz"
     wanted = SETS[name]
     if path.exists() and isinstance(wanted, Uci):
-        if fingerprint(data.required(folder, name)["X"].astype(np.float64)) != wanted.known:
-            raise DataError(f"{path} has other rows than the results are about. Remove it, and fetch it again.")
+        wanted.check(data.required(folder, name)["X"].astype(np.float64), path)
         return path
     content = wanted.content(folder)
     if not path.exists():

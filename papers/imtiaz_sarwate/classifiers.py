@@ -156,7 +156,7 @@ def _three(per_cent: float) -> float:
 
 @experiment(__doc__, "a minute", of="random splits", needs="MNIST")
 def main(asked: Asked) -> None:
-    """Run what is missing and write the results."""
+    """Run the missing cells and write the results."""
     tried = settings_tried(asked.quick)
     free = BASE | {"columns": "as they are"}
     held = {digits: rows_of(asked.data, digits) for digits in dict.fromkeys(one["digits"] for one in tried)}

@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 
 from dpdist import cli
-from dpdist.pca.eigen import top_eigenpairs
 from papers.common import pictures, runs
-from papers.common.answers import NOTICE, PublicMoment, private_moment, request_for
+from papers.common.answers import NOTICE, PublicMoment, low_rank, private_moment, request_for
 from papers.common.command import Asked, experiment
 from papers.common.data import Floats
 from papers.common.runs import Json
@@ -33,13 +32,6 @@ RELEASING = ("AG", "SN", "Jiang et al.", "Sheffet", "gaussian", "wishart", "two-
 WHOLE, LOW_RANK = "|A - A-hat| / lambda_1", "|A_k - A-hat_k| / lambda_1"
 """Spectral norms."""
 MEASURES = (WHOLE, LOW_RANK)
-
-
-def low_rank(matrix: Floats, components: int) -> Floats:
-    """Return the matrix of rank k with the k largest eigenvalues and their eigenvectors, (d, d)."""
-    values, vectors = top_eigenpairs(matrix, components)
-    best: Floats = (vectors.T * values) @ vectors
-    return best
 
 
 def differences(exact: Floats, released: Floats, components: int) -> Json:
@@ -92,7 +84,7 @@ def ranges(rows: Sequence[Json]) -> list[Json]:
 
 @experiment(__doc__, "a minute", runs=6, quick=2, of="draws of the rows, with two answers from each", needs="Covertype")
 def main(asked: Asked) -> None:
-    """Run what is missing and write the results."""
+    """Run the missing cells and write the results."""
     panels = [replace(panel, samples=()) for panel in panels_of(asked) if panel.name != "mnist"]
     moments, described, facts = {}, {}, {}
     for panel in panels:

@@ -100,7 +100,7 @@ def profile(label: str, claimed: str, epsilon: float) -> float:
 
 @experiment(__doc__, "6 minutes", runs=20, of="batches of 500 releases of either table")
 def main(asked: Asked) -> None:
-    """Run what is missing and write the results."""
+    """Run the missing cells and write the results."""
     labels, epsilons = list(WITHDRAWN | REPAIRS), ("1",) if asked.quick else EPSILONS
     settings: Json = {
         "paper": "Imtiaz & Sarwate 2016, erratum of 2017", "quick": asked.quick, "d": SIZE, "delta of wishart": DELTA,

@@ -181,7 +181,7 @@ def spreads(rows: Sequence[Json]) -> list[Json]:
 
 @experiment(__doc__, "5 minutes", runs=6, quick=2, of="draws of the rows (MNIST: one)", needs="MNIST and Covertype")
 def main(asked: Asked) -> None:
-    """Run what is missing and write the results."""
+    """Run the missing cells and write the results."""
     folder, panels = asked.output, panels_of(asked)
     sets.leaks(*ROUNDS_LEAK)
     moments, described, facts = {}, {}, {}

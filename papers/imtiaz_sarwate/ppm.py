@@ -102,7 +102,7 @@ def attacked(cell: Json, _: Any) -> Json:
 
 @experiment(__doc__, "4 minutes", runs=80, quick=1, of="batches of 500 releases of either table")
 def main(asked: Asked) -> None:
-    """Run what is missing and write the results."""
+    """Run the missing cells and write the results."""
     epsilons = ("1",) if asked.quick else EPSILONS
     settings: Json = {
         "paper": "Imtiaz & Sarwate 2016, PPM", "quick": asked.quick, "d": PRIME + 1, "k": COMPONENTS, "rounds": ROUNDS,

@@ -286,7 +286,7 @@ def cells_as_counts(held: dict[str, Labelled]) -> Json:
     needs="MNIST and Covertype",
 )
 def main(asked: Asked) -> None:
-    """Run what is missing and write the results."""
+    """Run the missing cells and write the results."""
     columns, test = (QUICK, 200) if asked.quick else (COLUMNS, TEST_ROWS)
     held = {column.name: labelled(column, asked.data) for column in columns}
     settings: Json = {

@@ -88,7 +88,7 @@ def proved(method: str, size: int, components: int, epsilon: float, failure: flo
 
 @experiment(__doc__, "10 seconds", runs=DRAWS, quick=4, of="draws of each noise")
 def main(asked: Asked) -> None:
-    """Run what is missing and write the results."""
+    """Run the missing cells and write the results."""
     size, k = (30, 3) if asked.quick else (SIZE, COMPONENTS)
     settings: Json = {
         "paper": "Imtiaz & Sarwate 2016, theorem 2", "quick": asked.quick, "d": size, "k": k,

@@ -76,7 +76,7 @@ def exponent(points: list[Json]) -> float:
 
 @experiment(__doc__, "15 seconds", runs=DRAWS, quick=DRAWS, of="draws of each noise")
 def main(asked: Asked) -> None:
-    """Run what is missing and write the results."""
+    """Run the missing cells and write the results."""
     sizes = (16, 32, 64) if asked.quick else SIZES
     settings: Json = {
         "paper": "Jiang, Xie & Zhang 2016, table 1", "quick": asked.quick, "epsilon": EPSILON, "delta": DELTA,

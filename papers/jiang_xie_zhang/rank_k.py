@@ -14,7 +14,7 @@ rest::
 
     python -m papers.jiang_xie_zhang.rank_k --workers 2
 
-It writes ``jiang_xie_zhang_rank_k`` as ``.json``, ``.csv`` (every draw) and ``.png``.
+It writes ``jiang_xie_zhang_rank_k`` as ``.json``, ``.csv`` (every draw, to four digits) and ``.png``.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ from dpdist import RowBound, cli
 from dpdist.noise.bingham import bingham
 from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.floats import exponentials, haar
-from dpdist.pca.eigen import top_eigenpairs
 from dpdist.triangle import rounded
 from papers.common import pictures, runs
-from papers.common.answers import PublicMoment, private_components, private_moment, request_for
+from papers.common.answers import PublicMoment, low_rank, private_components, private_moment, request_for
 from papers.common.command import Asked, experiment
 from papers.common.data import Floats
 from papers.common.runs import Json
@@ -75,9 +74,7 @@ def hardt_price(moment: Floats, k: int) -> Floats:
     for round_ in range(ROUNDS):
         basis = np.linalg.qr(product)[0] if round_ else basis
         product = moment @ basis + laplace(basis.shape, scale)
-    values, vectors = top_eigenpairs((product @ basis.T + basis @ product.T) / 2, k)
-    found: Floats = (vectors.T * values) @ vectors
-    return found
+    return low_rank((product @ basis.T + basis @ product.T) / 2, k)
 
 
 def errors(cell: Json, _: Any) -> Json:
@@ -95,9 +92,7 @@ def error(method: str, k: int) -> float:
         answer = hardt_price(truth, k)
     else:
         request = request_for(method, (f"{EPSILON:g}", "0"), bound, {})
-        private = private_moment(request, PublicMoment(rounded(truth / bound.unit**2), bound, 0))
-        values, vectors = top_eigenpairs(private, k)
-        answer = (vectors.T * values) @ vectors
+        answer = low_rank(private_moment(request, PublicMoment(rounded(truth / bound.unit**2), bound, 0)), k)
     return float(np.linalg.norm(truth - answer, 2))
 
 
@@ -113,7 +108,7 @@ def cosines(cell: Json, _: Any) -> Json:
 
 @experiment(__doc__, "a minute", runs=400, quick=4, of="answers of each method")
 def main(asked: Asked) -> None:
-    """Run what is missing and write the results."""
+    """Run the missing cells and write the results."""
     sizes = SIZES[:1] if asked.quick else SIZES
     settings: Json = {
         "paper": "Jiang, Xie & Zhang 2016, low rank approximation", "quick": asked.quick, "epsilon": EPSILON,
@@ -140,7 +135,8 @@ def main(asked: Asked) -> None:
         runs.averaged(of_rank, ("method", "k"), "value"),
         runs.averaged(of_one, ("method", "d", "k", "gap"), "value"),
     )
-    runs.write(asked.output / NAME, of_rank + of_one, settings | {"errors": means[0], "squared cosines": means[1]})
+    table = [one | {"value": f"{one['value']:.4g}"} for one in of_rank + of_one]
+    runs.write(asked.output / NAME, table, settings | {"errors": means[0], "squared cosines": means[1]})
     picture(asked.output / f"{NAME}.png", *means)
     asked.finish(NAME, ".json .csv .png", results_of(*means))
 

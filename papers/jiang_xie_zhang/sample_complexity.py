@@ -117,7 +117,7 @@ def complexity(cell: Json, _: Any) -> Json:
 
 @experiment(__doc__, "20 seconds", runs=DRAWS, quick=BATCH, of="draws of each noise")
 def main(asked: Asked) -> None:
-    """Run what is missing and write the results."""
+    """Run the missing cells and write the results."""
     sizes = (8, 16) if asked.quick else SIZES
     settings: Json = {
         "paper": "Jiang, Xie & Zhang 2016, theorems 7 and 8", "quick": asked.quick, "epsilon": EPSILON, "delta": DELTA,

@@ -147,7 +147,7 @@ def stated(rows: list[Json], size: int) -> Json:
 
 @experiment(__doc__, "15 seconds", runs=DRAWS, quick=3, of="draws of each noise")
 def main(asked: Asked) -> None:
-    """Run what is missing and write the results."""
+    """Run the missing cells and write the results."""
     sizes = (8, 16) if asked.quick else SIZES
     settings: Json = {
         "paper": "Jiang, Xie & Zhang 2016, lemma 1, theorems 5, 6, 9, 10", "quick": asked.quick, "epsilon": EPSILON,

@@ -191,7 +191,7 @@ def compared(matrix: Matrix, epsilon: str) -> Json:
 
 @experiment(__doc__, "5 minutes", runs=20, quick=20, of="answers of each method, at most (10 or 5 of slow ones)")
 def main(asked: Asked) -> None:
-    """Run what is missing and write the results."""
+    """Run the missing cells and write the results."""
     matrices = QUICK if asked.quick else MATRICES
     epsilons = EPSILONS[2:3] if asked.quick else EPSILONS
     settings: Json = {

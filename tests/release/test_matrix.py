@@ -348,7 +348,7 @@ def test_bad_input_is_refused_before_anything_is_declared_or_spent(case: str, ma
         make(matrix=matrix, **changed)
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / "people.ledger").exists()
-    assert "e+" not in str(raised.value).partition("ends at")[0]  # no entry of the matrix is told
+    assert "e+" not in str(raised.value).partition("ends at")[0]  # the message quotes no entry of the matrix
 
 
 def test_the_lattice_ends_where_the_message_says() -> None:
