@@ -15,7 +15,7 @@ from dpdist.estimators.pca import PrivatePCA
 from dpdist.ingest.readers.base import UNNAMED
 from dpdist.naming import ESTIMATORS, naming, parameter
 from dpdist.pipeline.table import rows_of_file
-from dpdist.privacy.guarantee import Number, PrivacyLoss
+from dpdist.privacy.guarantee import Neighbours, Number, PrivacyLoss, neighbours_of
 from dpdist.rows.automatic import TextColumns, require_owner, schema_of_numbers
 from dpdist.rows.encoding import UnfitError, columns_of, is_text, types_of
 from dpdist.rows.schema import Schema
@@ -126,8 +126,11 @@ def private_pca(
         parameters = {"missing": "centre", **parameters}
         estimator = PrivatePCA(n_components, correlation=correlation, epsilon=epsilon, delta=delta, **parameters)
         data = _in_memory(table, schema, owner)
+        size = counted(data.shape[1], "column")
+        if neighbours_of(estimator.neighbours) is Neighbours.REPLACE_ONE:  # else the number of rows is private
+            size = f"{counted(data.shape[0], 'row')} of {size}"
         say(
-            f"The table: {counted(data.shape[0], 'row')} of {counted(data.shape[1], 'column')}. Each row is protected "
+            f"The table: {size}. Each row is protected "
             "as a person. Cells without a number count as the centre of their column, which weakens its correlations. "
             "Rows in memory have no ledger: keep the result, as a second call is another release."
         )

@@ -33,7 +33,7 @@ from dpdist.pipeline.budget import default_ledger, taken_up
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.dataset import RowsTable
 from dpdist.rows.manifest import SOURCES
-from dpdist.rows.schema import Schema
+from dpdist.rows.schema import PANDAS_INDEX, Schema
 from dpdist.rows.schema_file import draft_of, read_schema
 from dpdist.runtime.cluster import Cluster, chosen
 from dpdist.runtime.local import Computation
@@ -46,8 +46,10 @@ def draft_schema(source: SourceLocation | AnyPath | Any, *, header: str | None =
     r"""Draft a schema of a source from the names of its columns and the types that it stores.
 
     No value is read, because the draft is public: ranges and categories are left blank, to be completed from public
-    knowledge. Text has no types, so each of its columns becomes a number. Nor does it show whether the first line is a
-    header or a row, whose cells would be published.
+    knowledge. Integers, floats, decimals, booleans and empty columns are all drafted as numbers, because libraries
+    choose between these types from values: complete them from what the columns mean. Text has no types, so each of its
+    columns becomes a number. Nor does it show whether the first line is a header or a row, whose cells would be
+    published.
 
     Parameters
     ----------
@@ -110,13 +112,11 @@ def draft_schema(source: SourceLocation | AnyPath | Any, *, header: str | None =
     else:
         raise DataError(f"{table} has no columns of different kinds, so it needs no schema.")
     require_publishable(origin, names)
-    kinds = None
-    if stored is not None:
-        kinds = [
-            "ignored" if name in UNNAMED else kind_of(stored_type)
-            for name, stored_type in zip(names, stored, strict=True)
-        ]
-    return draft_of(origin, names, kinds)
+    if stored is None:
+        return draft_of(origin, dict.fromkeys(names, "number"), typed=False)
+    kinds = zip(names, map(kind_of, stored), strict=True)
+    drafted = {name: "ignored" if name in UNNAMED else kind for name, kind in kinds if not PANDAS_INDEX.fullmatch(name)}
+    return draft_of(origin, drafted, typed=True)
 
 
 def read_for(schema: AnyPath, source: object, header: str | None) -> Schema:

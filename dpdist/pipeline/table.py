@@ -9,7 +9,7 @@ The digest of the file stays in the state folder (:mod:`dpdist.ledger.state_fold
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
@@ -19,6 +19,7 @@ from dpdist._util.progress import Progress, steps
 from dpdist._util.text import canonical, counted, listed
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.readers.base import UNNAMED, ChoiceRequiredError, Choices
+from dpdist.ingest.readers.source import Head
 from dpdist.ingest.sources import KINDS, table_at
 from dpdist.ingest.write import ingest
 from dpdist.ledger import state_folder
@@ -28,7 +29,7 @@ from dpdist.naming import parameter, step
 from dpdist.pipeline.budget import create_ledger, default_ledger
 from dpdist.pipeline.release import require_releasable
 from dpdist.pipeline.sources import Workers, read_for
-from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.request import ReleaseRequest
 from dpdist.rows.automatic import require_owner, schema_of_numbers
 from dpdist.rows.dataset import RowsTable, open_ingested
@@ -76,7 +77,7 @@ def rows_of_file(
     if target is not None and store_at(target).absolute() == store_at(first).absolute():
         raise UsageError(f"The rows of {file} are stored in {first}. Choose another name for the release.")
     content = _content_of(file)
-    schema, unit = _meaning(file, schema, header, owner)
+    schema, unit, head = _meaning(file, schema, header, owner)
     choices = Choices(header=header, schema=schema)
     identity = state_folder.identity_of(content, str(first.absolute()))
     described = canonical([choices.to_json(), None if unit is None else unit.to_json()])
@@ -106,21 +107,25 @@ def rows_of_file(
             f"The budget of {file} is {Ledger(ledger).budget}, in {ledger}. Leave {parameter('budget_epsilon')} out; "
             f"{step('ledger raise')} raises it."
         )
-    say(_decisions(file, table, ledger))
+    left_out = [] if head is None or table.schema is None else _left_out(head.names, table.schema)
+    public = request.neighbours is Neighbours.REPLACE_ONE
+    say(_decisions(file, table, ledger, left_out, rows=table.rows if public else None))
     return FileRows(table, ledger)
 
 
-def _meaning(file: Path, schema: Any, header: str | None, owner: Owner) -> tuple[Schema | None, Unit | None]:
-    """Return the schema of a file, and the privacy unit of one that takes none."""
+def _meaning(
+    file: Path, schema: Any, header: str | None, owner: Owner
+) -> tuple[Schema | None, Unit | None, Head | None]:
+    """Return the schema of a file, the privacy unit of one that takes none, and its head if the schema was decided."""
     if schema is None:
-        decided = automatic_schema(file, header, owner)
-        return decided, unit_from(owner.column, owner.max_rows, None) if decided is None else None
+        decided, head = automatic_schema(file, header, owner)
+        return decided, unit_from(owner.column, owner.max_rows, None) if decided is None else None, head
     if owner != Owner():
         raise UsageError(
             f'The schema says whose row a row is: kind = "privacy unit". Leave {parameter("person")} and '
             f"{parameter('each_row_is_a_person')} out."
         )
-    return schema if isinstance(schema, Schema) else read_for(schema, file, header), None
+    return schema if isinstance(schema, Schema) else read_for(schema, file, header), None, None
 
 
 def _made(
@@ -172,12 +177,20 @@ def _content_of(file: Path) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def _decisions(file: Path, table: RowsTable, ledger: LedgerAddress) -> str:
-    """Return a sentence for each decision about a table."""
+def _left_out(names: Sequence[str], schema: Schema) -> list[str]:
+    """Return the columns of a source that are neither summed nor a privacy unit."""
+    kept = {column.name for column in schema.columns if column.kind != "ignored"}
+    return [name for name in names if name not in kept]
+
+
+def _decisions(
+    file: Path, table: RowsTable, ledger: LedgerAddress, left_out: Sequence[str], *, rows: int | None
+) -> str:
+    """Return a sentence for each decision about a table, without its number of rows if that is private."""
     schema, unit = table.schema, table.unit
-    left_out = [column.name for column in schema.columns if column.kind == "ignored"] if schema else []
+    size = "" if rows is None else f"{counted(rows, 'row')} of "
     sentences = [
-        f"{file}: {counted(table.rows, 'row')} of {counted(table.columns, 'column')}"
+        f"{file}: {size}{counted(table.columns, 'column')}"
         + (f", without {listed(left_out)}" if left_out else ""),
         "Each row is protected as a person" if unit is None else
         f"All rows of one {unit.column} are protected together, and at most {unit.max_rows} of them are kept",
@@ -188,8 +201,8 @@ def _decisions(file: Path, table: RowsTable, ledger: LedgerAddress) -> str:
     return ". ".join(sentences) + "."
 
 
-def automatic_schema(file: Path, header: str | None, owner: Owner) -> Schema | None:
-    """Return the schema of a table of numbers; None for a file that contains nothing else."""
+def automatic_schema(file: Path, header: str | None, owner: Owner) -> tuple[Schema | None, Head]:
+    """Return the schema of a table of numbers, None for a file that contains nothing else; and the head of the file."""
     try:
         head, unclear = table_at(file, Path(gettempdir()), header)
     except ChoiceRequiredError as error:
@@ -197,6 +210,6 @@ def automatic_schema(file: Path, header: str | None, owner: Owner) -> Schema | N
     if unclear is None:
         if owner == Owner():
             require_owner(file, [*head.names, *head.labels], owner)
-        return None
+        return None, head
     indexes = {head.names[place] for place in head.indexes} | UNNAMED.intersection(head.names)
-    return schema_of_numbers(file, head.names, head.kinds, unclear, indexes, owner, header)
+    return schema_of_numbers(file, head.names, head.kinds, unclear, indexes, owner, header), head

@@ -1,11 +1,14 @@
 """The schema of a table of numbers, decided by the software if no schema is given.
 
-Columns of numbers, booleans and dates are kept, cells without a digit are missing values, and missing values count as
-the centre of their column. What words mean, and whose row a row is, cannot be decided: a table with a column of words,
-or with a column named like an identifier of persons, is refused until a person says so.
+Columns of numbers are kept, cells without a digit are missing values, and missing values count as the centre of their
+column. What words and dates mean, and whose row a row is, cannot be decided: a table with such a column, or with a
+column named like an identifier of persons, is refused until a person says so.
 
-The decision which columns contain words reads all cells. It is no release: the answer is the schema of numbers for
-every table that is not refused.
+**The schema is published, so it follows from the names of columns alone.** Stored types do not: libraries choose them
+from values. One missing cell turns whole numbers into floats and booleans into objects, one value turns a column of
+nothing into a column of something, and one row left out turns pandas' index into a column. So every column that is kept
+has the kind ``number``, an index is left out without being named, and any other column refuses the table. Which tables
+are refused depends on types and on all cells, and is reported to the holder of the rows only.
 """
 
 from __future__ import annotations
@@ -100,28 +103,29 @@ def schema_of_numbers(
     owner: Owner, header: str | None, *, named: bool = True,
 ) -> Schema:  # fmt: skip
     """Return the schema of a table of numbers; refuse one that needs a person's words."""
-    words = {name for name, kind in zip(names, kinds or (), strict=False) if kind_of(kind) == "category"}
-    words -= {name for name, kind in zip(names, kinds or (), strict=False) if is_text(kind)}  # their cells were read
-    if unclear := sorted(({*unclear} | words) - {owner.column}, key=list(names).index):
+    others = {
+        name
+        for name, kind in zip(names, kinds or (), strict=False)
+        if kind_of(kind) != "number" and not is_text(kind)  # the cells of text were read
+    }
+    if unclear := sorted(({*unclear} | others) - indexes - {owner.column}, key=list(names).index):
         asked = {} if kinds is not None else {"header": header or "yes"}
         drafted = step("schema", source if named else "TABLE", **asked)
         raise DataError(
             f"{source}: {_are(len(unclear), 'column')} not of numbers: {listed(map(repr, unclear))}. A schema says "
-            f"what the text means: {drafted} drafts one. Complete it, save it, and give "
+            f"what they mean: {drafted} drafts one. Complete it, save it, and give "
             f"{parameter('schema', 'schema.toml')}."
         )
     owners = require_owner(source, names, owner)
     columns = []
-    for name, stored in zip(names, kinds or [None] * len(names), strict=True):
-        kind = "number" if stored is None or is_text(stored) else kind_of(stored)
+    for name in names:
         if name == owner.column:
             columns.append(Column(name, "privacy unit"))
-        elif name in indexes or name in owners or kind == "ignored":
+        elif name in owners:
             columns.append(Column(name, "ignored"))
-        else:
-            other = "missing" if kind == "number" else None
-            columns.append(Column(name, kind, missing="centre", other=other))
-    return Schema(columns, max_rows=owner.max_rows)
+        elif name not in indexes:
+            columns.append(Column(name, "number", missing="centre", other="missing"))
+    return Schema(columns, others="ignored", max_rows=owner.max_rows)
 
 
 def _are(count: int, noun: str) -> str:

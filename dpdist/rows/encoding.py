@@ -131,13 +131,9 @@ def require_types(schema: Schema, kinds: Mapping[str, Any]) -> None:
 
 
 def kind_of(stored: Any) -> str:
-    """Return the kind of column suggested by a stored type."""
+    """Return the kind of column suggested by a stored type, which may follow from single values: see automatic.py."""
     stored = stored.value_type if pa.types.is_dictionary(stored) else stored
-    if pa.types.is_boolean(stored):
-        return "boolean"
-    if pa.types.is_integer(stored):
-        return "integer"
-    if _is_numeric(stored):
+    if _is_numeric(stored) or pa.types.is_boolean(stored) or pa.types.is_null(stored):
         return "number"
     if _is_time(stored):
         return "date"

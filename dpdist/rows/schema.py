@@ -23,12 +23,13 @@ So the guarantee of a release of mapped rows holds for the rows of the source. A
   differ in n, and would not be neighbours under replace-one. Up to version 0.1.0 it became a row of zeros.
 
 With ``scale = "range"``, a public range [a, b] is mapped to [-1, 1], times the weight. Zero is then the middle of the
-range, and :attr:`Schema.norm` bounds the norm of all rows: a clip norm that follows from the schema alone.
+range, and :attr:`Schema.norm` bounds the norm of all rows, so that a clip norm follows from the schema alone.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -39,6 +40,9 @@ from dpdist.errors import UsageError
 from dpdist.rows.columns import Column
 from dpdist.rows.schema_mistakes import FORMAT, OWN, Parts, all_of, in_sentence, mistakes, parts_of
 from dpdist.rows.units import Keep, Unit
+
+PANDAS_INDEX = re.compile(r"__index_level_\d+__")
+"""pandas stores its index as such a column if a row was left out: no schema describes it."""
 
 
 class Affine(NamedTuple):
@@ -101,8 +105,8 @@ class Schema(_SchemaFields):
     features : tuple of str
         Names of the columns of the rows: ``NAME``, ``NAME=CATEGORY``, ``NAME=other`` and ``NAME=missing``.
     norm : float or None
-        Bound on the norm of all rows, up to float64 rounding, if every column has a range: a clip norm that clips no
-        row. None: there is no bound.
+        Bound on the norm of all rows, up to float64 rounding, if every column has a range; ``clip="schema"`` is the
+        slightly larger clip norm that clips no row. None: there is no bound.
 
     Raises
     ------
@@ -287,7 +291,8 @@ class Schema(_SchemaFields):
         ]
         if self.others == "refuse":
             described = {column.name for column in self.columns}
-            if unknown := [name for name in names if name not in described]:
+            unknown = [name for name in names if name not in described and not PANDAS_INDEX.fullmatch(name)]
+            if unknown:
                 wrong.append(
                     f"the schema does not describe these columns: {listed(map(repr, unknown))} (describe them, or set "
                     'others = "ignored" for all columns that it does not name)'

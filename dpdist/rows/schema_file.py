@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -169,15 +169,17 @@ scale = "range"  # map each range to [-1, 1], so that units do not matter; "none
 # max_rows = 1   # with a privacy unit: rows kept of each; keep = "first" (default) or "random"
 """
 _UNTYPED = "A text file has no\n# types: every column is drafted as a number. Correct the others."
-_TYPED = 'Correct the kind of\n# a number that means a category, or is an index or an identifier ("ignored").'
+_TYPED = """Every type of
+# number is drafted as a number, as types are often chosen from values. Correct the kind of a number that means yes or
+# no ("boolean") or a category, or is an index or an identifier ("ignored")."""
 
 
-def draft_of(source: object, names: Sequence[str], kinds: Sequence[str] | None) -> str:
-    """Return the text of a draft schema."""
+def draft_of(source: object, kinds: Mapping[str, str], *, typed: bool) -> str:
+    """Return the text of a draft schema, from the kind of each column by name."""
     shown = json.dumps(str(source), ensure_ascii=False)[1:-1]
-    parts = [_HEAD.format(source=shown, types=_UNTYPED if kinds is None else _TYPED)]
-    blanks = {"category": "categories = []  # fill in\n", "boolean": "", "ignored": ""}
-    for name, kind in zip(names, kinds or ["number"] * len(names), strict=True):
+    parts = [_HEAD.format(source=shown, types=_TYPED if typed else _UNTYPED)]
+    blanks = {"category": "categories = []  # fill in\n", "ignored": ""}
+    for name, kind in kinds.items():
         blank = blanks.get(kind, "range = []  # fill in\n")
         parts.append(f"\n[[column]]\nname = {_quoted(name)}\nkind = {_quoted(kind)}\n{blank}")
     return "".join(parts)

@@ -58,6 +58,23 @@ def test_one_command_publishes_prints_components_and_is_free_again(folder: Path,
     assert {path.name for path in folder.iterdir()} >= {"t.zarr", "t.ledger", "r.zarr"}
 
 
+def test_under_add_remove_the_number_of_rows_is_printed_nowhere(folder: Path, call: Call) -> None:
+    table().to_csv("t.csv", index=False)
+    said = call("release", "t.csv", "r.zarr", *LOSS, "--neighbours", "add-remove", "--verbose")
+    assert said.code == 0, said.err
+    decisions: list[str] = []
+    found = dpdist.private_pca(table(3), epsilon=1, delta=1e-6, neighbours="add-remove", say=decisions.append)
+    assert "The table: 4 columns." in decisions[0]
+    for text in (
+        said.told,
+        *decisions,
+        found.summary(),
+        found._repr_html_(),
+        (folder / "r.zarr/zarr.json").read_text(),
+    ):
+        assert str(ROWS) not in text
+
+
 def test_another_epsilon_on_the_file_or_on_a_copy_is_refused(folder: Path, call: Call) -> None:
     table().to_parquet("t.parquet")
     assert call("release", "t.parquet", "r.zarr", *LOSS).code == 0
@@ -76,7 +93,8 @@ def test_another_epsilon_on_the_file_or_on_a_copy_is_refused(folder: Path, call:
 
 
 def test_a_column_named_like_a_person_needs_a_word_and_the_cures_work_as_typed(folder: Path, call: Call) -> None:
-    table().assign(PatientId=np.arange(ROWS) // 4).to_parquet("t.parquet")
+    rows = pd.concat([table(seed) for seed in range(3)], ignore_index=True)
+    rows.assign(PatientId=np.arange(3 * ROWS) // 4).to_parquet("t.parquet")
     said = call("release", "t.parquet", "r.zarr", *LOSS)
     assert said.code == 2
     assert "1 column is named like an identifier of persons: PatientId." in said.message
@@ -86,7 +104,7 @@ def test_a_column_named_like_a_person_needs_a_word_and_the_cures_work_as_typed(f
     said = call("release", "t.parquet", "r.zarr", *LOSS, *shlex.split(cure[1]), 2)
     assert (said.code, "one PatientId are protected together, and at most 2 of them" in said.err) == (0, True)
     release = dpdist.open_release("r.zarr")
-    assert (release.rows, release.unit is not None, len(release.names)) == (ROWS // 2, True, 4)
+    assert (release.rows, release.unit is not None, len(release.names)) == (3 * ROWS // 2, True, 4)
     (folder / "u.parquet").write_bytes(b"")
     table(seed=3).assign(PatientId=np.arange(ROWS)).to_parquet("u.parquet")
     said = call("release", "u.parquet", "u.release.zarr", *LOSS, "--each-row-is-a-person")
