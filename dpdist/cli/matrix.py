@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from dpdist.cli.options import LEDGER, LOCAL, STORE, grouped, json_option, options
-from dpdist.cli.output import answer
+from dpdist.cli.output import answer, say
 from dpdist.ledger.address import LedgerAddress
 from dpdist.options import BudgetOptions, ReleaseOptions
 from dpdist.pipeline.matrix import release_matrix
@@ -44,6 +44,7 @@ def release_matrix_command(
     made = release_matrix(
         matrix, release, epsilon=release_options.epsilon, delta=release_options.delta or "0", frobenius=frobenius,
         nuclear=nuclear, l1=l1, neighbours=release_options.neighbours, ledger=ledger, budget=budget_options.budget,
+        say=say,
     )  # fmt: skip
     warned = cautions(made.guarantee.loss, made.guarantee.neighbours, None)
     value = {"release": str(release), **made.attributes(), "noise_deviation": made.deviation, "cautions": list(warned)}

@@ -111,10 +111,11 @@ class ClipChoice:
             )
         guarantee = self.histogram.guarantee
         profile = "" if guarantee.mu_squared is None else f" (Gaussian, mu² {float(guarantee.mu_squared):.3g})"
+        condition = "" if self.histogram.condition is None else f", if {self.histogram.condition}"
         status = "charged now" if self.fresh else "drawn before: the same answer, nothing spent"
         return (
-            f"{text}\nCost: {guarantee.loss}{profile} under {guarantee.neighbours}, {self.histogram.release_id} "
-            f"({status}).{checks.cautions_message(self.histogram.cautions)}"
+            f"{text}\nCost: {guarantee.loss}{profile} under {guarantee.neighbours}{condition}, "
+            f"{self.histogram.release_id} ({status}).{checks.cautions_message(self.histogram.cautions)}"
         )
 
     @property

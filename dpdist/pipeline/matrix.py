@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ def release_matrix(
     neighbours: Neighbours | str = Neighbours.REPLACE_ONE,
     ledger: AnyLedgerAddress | None = None,
     budget: PrivacyLoss | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> MatrixRelease:
     """Publish a symmetric matrix with noise, for a sensitivity that you declare. Repeating the call is free.
 
@@ -83,6 +85,8 @@ def release_matrix(
         created if it does not exist. None: for a file, the one next to it; an array needs a ledger.
     budget : PrivacyLoss, default None
         The budget of a new ledger. None: the loss of this release.
+    say : callable, default None
+        Called with a message (str): which ledger was charged, and what is left. None: no messages.
 
     Returns
     -------
@@ -149,10 +153,13 @@ def release_matrix(
         require_recorded(account, target)
     if _reserved(account, release_id, identity, address, parameters, guarantee) is State.ADOPTED and standing:
         return open_matrix(target)  # published by the copy of the ledger that committed it
-    commit_once(account, release_id, lambda head: request.drawn(release_id, lattice, head))
+    condition = account.condition
+    commit_once(account, release_id, lambda head: request.drawn(release_id, lattice, head, condition))
     with account.opened(release_id) as committed:
         archive.publish(committed, target)
     account.published(release_id)
+    if say is not None:
+        say(f"{release_id} is charged to the ledger {address}: {account.balance()}.")
     return open_matrix(target)
 
 

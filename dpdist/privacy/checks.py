@@ -3,7 +3,7 @@
 A mechanism that publishes one random row satisfies (0, 1/n), and one that publishes every row with probability delta
 satisfies (0, delta) and publishes ``n delta`` rows on average. So delta must be far below 1/n (Dwork & Roth 2014,
 section 2.3), and from 1/n on a release is refused unless it is intended. If n is private, the refusal would reveal it;
-then there is a warning from 1e-4 on, whatever n is.
+then, and if n is unknown, there is a warning from 1e-4 on, whatever n is.
 
 n is the number of *rows*. If a privacy unit owns several, there are at most n units, so a delta below 1/n is also below
 one over their number, which is not public. If rows come in periods, n counts all periods so far: each row is in one
@@ -35,7 +35,7 @@ def cautions(loss: PrivacyLoss, neighbours: Neighbours, rows: int | None) -> tup
             f"Epsilon {loss.epsilon:g} is above {LARGEST_EPSILON} and hardly protects a row: to someone who knows all "
             f"other rows, one value of it may be {odds} times as likely as another."
         )
-    if neighbours is Neighbours.ADD_REMOVE and loss.delta_atto >= _LARGE_DELTA_ATTO:
+    if (rows is None or neighbours is Neighbours.ADD_REMOVE) and loss.delta_atto >= _LARGE_DELTA_ATTO:
         messages.append(
             f"Delta {loss.delta:g} is large: it should be far below one over the number of rows. With "
             f"{math.ceil(ATTO / loss.delta_atto)} rows or more, it allows one to be published unchanged."

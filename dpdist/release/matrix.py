@@ -89,6 +89,8 @@ class MatrixRelease:
         Head of the ledger's journal before the draw.
     lattice : ndarray of int64, (d, d)
         The released integers, in multiples of the unit.
+    condition : str or None
+        A person's statement about the ledger's past on which the guarantee depends; None: it is unconditional.
 
     See Also
     --------
@@ -113,6 +115,7 @@ class MatrixRelease:
     exponent: int
     ledger_head: str
     lattice: npt.NDArray[np.int64]
+    condition: str | None = None
 
     @property
     def matrix(self) -> Floats:
@@ -130,6 +133,7 @@ class MatrixRelease:
 
     def _repr_html_(self) -> str:
         return table("MatrixRelease", {"mechanism": self.mechanism, "guarantee": str(self.guarantee.loss),
+                                       "condition": self.condition or "none",
                                        "sensitivity": self.sensitivity_message})  # fmt: skip
 
     @property
@@ -147,7 +151,8 @@ class MatrixRelease:
     def guarantee_message(self) -> str:
         """The guarantee, as part of a sentence."""
         guarantee = self.guarantee
-        return f"{guarantee.loss}, {guarantee.neighbours}, {guarantee.arithmetic}"
+        text = f"{guarantee.loss}, {guarantee.neighbours}, {guarantee.arithmetic}"
+        return text if self.condition is None else f"{text}, if {self.condition}"
 
     def describe(self) -> str:
         """Return a description in sentences."""
@@ -169,6 +174,7 @@ class MatrixRelease:
             "noise": self.noise.to_json(),
             "unit_exponent": self.exponent,
             "ledger_head": self.ledger_head,
+            **({} if self.condition is None else {"condition": self.condition}),
         }
 
 
@@ -218,7 +224,7 @@ def open_matrix(path: AnyStore) -> MatrixRelease:
             str(attributes["release_id"]), str(attributes["mechanism"]), guarantee,
             tuple((norm, Fraction(value)) for norm, value in attributes["declared_sensitivity"].items()),
             Noise.from_json(attributes["noise"]), int(attributes["unit_exponent"]), str(attributes["ledger_head"]),
-            lattice,
+            lattice, attributes.get("condition"),
         )  # fmt: skip
         asked = MatrixRequest.of(guarantee.loss, dict(release.declared), len(lattice), guarantee.neighbours)
         sound = (
@@ -362,13 +368,15 @@ class MatrixRequest:
             **({} if unit is None else {"unit": unit}),
         }
 
-    def drawn(self, release_id: str, lattice: Triangle, ledger_head: str) -> Iterator[bytes]:
+    def drawn(
+        self, release_id: str, lattice: Triangle, ledger_head: str, condition: str | None
+    ) -> Iterator[bytes]:  # fmt: skip
         """Draw the noise once and yield the archive, without the exact matrix."""
         ((_, noisy),) = noisy_answer(self.calibrated, self.size, MomentMatrix(lattice, self.size), None)
         guarantee = cast("Guarantee", self.calibrated.guarantee)
         release = MatrixRelease(
             release_id, self.mechanism, guarantee, self.declared, self.calibrated.noise, self.exponent, ledger_head,
-            unpacked(cast("Triangle", noisy), self.size),
+            unpacked(cast("Triangle", noisy), self.size), condition,
         )  # fmt: skip
         store = MemoryStore()
         group = zarr.create_group(store=store, zarr_format=3, attributes={"dpdist": release.attributes()})

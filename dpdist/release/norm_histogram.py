@@ -124,7 +124,8 @@ class NormsTransaction(HistogramTransaction[NormsRequest]):
         """Return the committed document, with all noisy counts."""
         rows = self.table.rows if self.request.neighbours is Neighbours.REPLACE_ONE else None
         edges, calibrated = self.request.grid.edges, self.calibrated()
-        return NormHistogram.of_noisy(noisy, calibrated, edges, rows, self.release_id, ledger_head).to_json()
+        condition = self.account().condition
+        return NormHistogram.of_noisy(noisy, calibrated, edges, rows, self.release_id, ledger_head, condition).to_json()
 
     def read(self) -> NormHistogram:
         """Read the committed histogram, verified, and record its publication; idempotent."""
@@ -142,15 +143,16 @@ class NormHistogram:
     noise: CountNoise  # of each count
     rows: int | None  # n under replace-one, None under add-remove
     ledger_head: str  # head of the ledger's journal before the draw; detects a ledger that has lost the histogram
+    condition: str | None = None  # a statement about the ledger's past on which the guarantee depends
 
     @classmethod
     def of_noisy(
         cls, noisy: Counts, calibrated: CalibratedHistogram, edges: tuple[float, ...], rows: int | None,
-        release_id: str = "", ledger_head: str = "",
+        release_id: str = "", ledger_head: str = "", condition: str | None = None,
     ) -> NormHistogram:  # fmt: skip
         """Return a histogram from noisy counts; ``rows`` is n if it is public."""
         counts = tuple(noisy.tolist())
-        return cls(release_id, calibrated.guarantee, edges, counts, calibrated.noise, rows, ledger_head)
+        return cls(release_id, calibrated.guarantee, edges, counts, calibrated.noise, rows, ledger_head, condition)
 
     @property
     def cautions(self) -> tuple[str, ...]:
@@ -203,6 +205,7 @@ class NormHistogram:
             "counts": list(self.counts),
             "n": self.rows,
             "ledger_head": self.ledger_head,
+            **({} if self.condition is None else {"condition": self.condition}),
         }
 
     @classmethod
@@ -216,7 +219,7 @@ class NormHistogram:
             )
         return cls(
             value["release_id"], Guarantee.from_json(value["guarantee"]), tuple(value["edges"]), tuple(value["counts"]),
-            noise_from_json(value["noise"]), value["n"], value["ledger_head"],
+            noise_from_json(value["noise"]), value["n"], value["ledger_head"], value.get("condition"),
         )  # fmt: skip
 
 

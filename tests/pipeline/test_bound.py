@@ -199,6 +199,17 @@ def test_the_same_again_is_the_same_answer_from_the_ledger_and_so_is_another_qua
     assert ledger_of(table).remembers(first.histogram.release_id, first.histogram.ledger_head)
 
 
+def test_after_a_raised_budget_the_answer_repeats_the_condition(table: RowsTable) -> None:
+    clip_norm.choose_clip_norm(table.path, REQUEST, HALF)
+    ledger_of(table).raise_budget(PrivacyLoss.parse(9, "1e-5"))
+    choice = clip_norm.choose_clip_norm(table.path, replace(REQUEST, centre=(0.0, 0.0, 0.0, 1.0)), HALF)
+    condition = ledger_of(table).condition
+    assert condition is not None
+    assert choice.histogram.condition == condition
+    assert f"under replace-one, if {condition}, {choice.histogram.release_id}" in choice.describe()
+    assert clip_norm.choose_clip_norm(table.path, REQUEST, HALF).histogram.condition is None  # drawn before
+
+
 def test_the_id_follows_from_every_parameter_and_not_from_the_rows(table: RowsTable, tmp_path: Path) -> None:
     others = [
         replace(REQUEST, loss=PrivacyLoss.parse("0.9")), replace(REQUEST, grid=NormGrid.parse("1:64:3")),

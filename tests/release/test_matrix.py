@@ -19,7 +19,7 @@ import pytest
 from support.folders import STORED, unpack
 
 import dpdist
-from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.errors import DataError, RefusedError, UsageError, WeakGuaranteeWarning
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.mechanisms.base import Additive
@@ -215,6 +215,25 @@ def test_it_is_charged_to_the_ledger_of_the_rows_of_the_same_people(make: Make, 
     dpdist.ingest_rows(tmp_path / "rows.npy", tmp_path / "other.zarr", budget=PrivacyLoss.parse(2))
     with pytest.raises(RefusedError, match="another ledger"):
         make("third", ledger=tmp_path / "other.ledger")
+
+
+def test_after_a_raised_budget_the_release_repeats_the_condition(make: Make, tmp_path: Path) -> None:
+    ledger, said = tmp_path / "M.ledger", list[str]()
+    first = make("first", ledger=ledger, say=said.append)
+    assert first.condition is None
+    Ledger(ledger).raise_budget(PrivacyLoss.parse(3))
+    second = make("second", np.diag([1.0, 2, 3]), ledger=ledger, say=said.append)
+    assert second.condition == Ledger(ledger).condition
+    assert str(second.condition) in second.describe()
+    assert dpdist.open_matrix(tmp_path / "second").condition == second.condition
+    assert all(f"charged to the ledger {ledger}: " in message for message in said)
+    assert ("charged 1 release;" in said[0], "charged 2 releases;" in said[1]) == (True, True)
+
+
+@pytest.mark.parametrize("neighbours", Neighbours)
+def test_a_large_delta_is_a_caution_as_the_number_of_people_is_unknown(make: Make, neighbours: Neighbours) -> None:
+    with pytest.warns(WeakGuaranteeWarning, match=r"Delta 0.4 is large"):
+        make(delta=0.4, neighbours=neighbours)
 
 
 def test_a_refused_charge_binds_the_matrix_to_no_ledger(make: Make, tmp_path: Path) -> None:
