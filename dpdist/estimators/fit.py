@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -27,14 +27,14 @@ from dpdist.estimators.in_memory import ArraySum, require_sound
 from dpdist.estimators.inputs import Rows, rows_at, rows_of, set_columns, user_names
 from dpdist.ingest.registered import open_rows
 from dpdist.ledger.address import LedgerAddress, address_of
-from dpdist.ledger.in_memory import REGISTER, Budget, Shape
+from dpdist.ledger.in_memory import REGISTER, Budget
 from dpdist.ledger.ledger import Ledger
 from dpdist.mechanisms.info import COMPONENTS, Output
 from dpdist.mechanisms.registry import mechanism_named, recommended
 from dpdist.moment.histograms import ColumnCounting, grids_of_numbers
 from dpdist.moment.operator import MomentMatrix
 from dpdist.naming import step
-from dpdist.options import ROWS_AT_MOST, Amount, Clip, RequestOptions
+from dpdist.options import ROWS_AT_MOST, Amount, Clip, RequestOptions, Word
 from dpdist.pca.bias import clipped_rows
 from dpdist.pipeline.budget import ledger_place
 from dpdist.pipeline.release import release_table
@@ -64,11 +64,11 @@ def request_of(
     """Return the release request with the estimator's parameters."""
     centre, scale, vectors = _centre_and_scale(estimator)
     delta = None if estimator.delta is None else str(estimator.delta)
-    choice = estimator.clip if estimator.clip in {"auto", "private"} else None
+    choice = estimator.clip if estimator.clip in get_args(Word) else None
     if choice is None and not (estimator.clip is None or _is_instance(estimator.clip, numbers.Real)):
         raise UsageError(
             "clip must be a positive finite number chosen from public knowledge, or 'private' (chosen by the release), "
-            "or 'auto' (for columns divided by a scale)."
+            "'auto' (for columns divided by a scale), or 'schema' (for rows that were ingested with one)."
         )
     if estimator.grid_bits is not None and not _is_instance(estimator.grid_bits, numbers.Integral):
         raise UsageError("grid_bits must be None or an integer between 2 and 24.")
@@ -203,8 +203,7 @@ def _from_table(estimator: PrivateEstimator, rows: Store, request: ReleaseReques
         table, target, request, ledger=_ledger_address(estimator), cluster=chosen(estimator.cluster)
     )
     if outcome.fresh:
-        shape = Shape(np.dtype(table.dtype).kind, table.rows, table.columns)
-        REGISTER.note(shape, guarantee_of(outcome.release), table.dataset_id)
+        REGISTER.note(table.rows, guarantee_of(outcome.release), table.dataset_id)
     return outcome.release
 
 
@@ -228,8 +227,7 @@ def _from_memory(estimator: PrivateEstimator, rows: Rows, request: ReleaseReques
     loss = guarantee.loss
     checks.require_small_delta(loss, request.neighbours, total.rows, accepted=request.accept_large_delta)
     checks.warn(loss, request.neighbours, total.rows)
-    shape = Shape(np.dtype(rows.data.dtype).kind, total.rows, rows.columns)
-    datasets = REGISTER.charge(total.fingerprints, shape, guarantee, budget, estimator.budget)
+    datasets = REGISTER.charge(total.fingerprints, total.rows, guarantee, budget, estimator.budget)
     staged = None
     if request.chooses:
         request, staged = stages.draw_unrecorded(request, rows.column_names, total.rows, rows.counts)

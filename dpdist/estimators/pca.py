@@ -131,8 +131,8 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
 
     **Rows in memory have no ledger.** A register in this process recognises rows by their values: in copies, in other
     orders, types and chunkings, and as parts of other tables. It does not see releases of other processes, nor rows
-    whose values changed, for example by a scaler (:mod:`dpdist.ledger.in_memory`). A second fit of the same number of
-    rows of the same kind therefore warns of the joint cost. Charge all fits on the same people to one
+    whose values changed, for example by a scaler (:mod:`dpdist.ledger.in_memory`). A second fit of as many
+    rows, of whatever columns, therefore warns of the joint cost. Charge all fits on the same people to one
     :class:`dpdist.Budget`, which counts every fit whatever its rows, or ingest the rows and fit the path: its ledger is
     durable, and repeating a fit returns the same release at no cost.
 

@@ -6,10 +6,10 @@ table, and refuses releases that those rows cannot afford. Rows are recognised i
 chunking, and among other rows, as in the folds of a cross-validation. Changed values are not recognised. This protects
 against accidents in a notebook, not against intent.
 
-If fingerprints do not match, a warning still appears: each release after the first with the same numbers of rows and
-columns and the same kind of numbers reports their joint cost. The register does not cover other processes,
-including forks and child processes. Each process draws a new secret key for the fingerprints and shares it only with
-its own workers. Fingerprints appear in no release, message, log or pickle.
+If fingerprints do not match, a warning still appears: each release after the first with the same number of rows
+reports their joint cost, whatever the columns: some may have been left out, which also changes types. The register does
+not cover other processes, including forks and child processes. Each process draws a new secret key for the fingerprints
+and shares it only with its own workers. Fingerprints appear in no release, message, log or pickle.
 
 A :class:`dpdist.Budget` counts fits of any rows. If all fits on the same people are charged to one, all fits together
 have the guarantee of :mod:`dpdist.privacy.accounting`, even if each is chosen from earlier answers. It also lasts as
@@ -183,19 +183,10 @@ def _row_keys(rows: Values, key: bytes) -> Keys:
 
 
 @dataclass(frozen=True)
-class Shape:
-    """Properties that two tables of the same people share."""
-
-    kind: str  # NumPy kind of the numbers: "f", "i", "u" or "b"
-    rows: int  # may be private
-    columns: int
-
-
-@dataclass(frozen=True)
 class _Fit:
     guarantee: Guarantee
     fingerprints: Fingerprints | None  # None for a rows.zarr
-    shape: Shape
+    rows: int  # how many; may be private
     dataset: str  # identity of the table
     account: Budget | None  # the budget that it was charged to
 
@@ -211,7 +202,7 @@ class Register:
     def charge(
         self,
         fingerprints: Fingerprints,
-        shape: Shape,
+        rows: int,
         guarantee: Guarantee,
         budget: PrivacyLoss | None,
         account: Budget | None = None,
@@ -223,23 +214,23 @@ class Register:
                 _require_affordable([fit.guarantee for fit in shared], guarantee, budget)
             elif any(fit.account is not account for fit in shared):
                 raise RefusedError(_OTHER_ACCOUNT)
-            alike = [fit for fit in self._fits if fit.shape == shape]
+            alike = [fit for fit in self._fits if fit.rows == rows]
             if any(account is None or fit.account is not account for fit in alike):
                 # if it is turned into an error, the fit ends here without a charge
                 _warn_of_joint_cost([*(fit.guarantee for fit in alike), guarantee])
             if account is not None:
                 account.charge(guarantee)
             datasets = tuple(dict.fromkeys(fit.dataset for fit in shared)) or (random_token(),)
-            self._fits.append(_Fit(guarantee, fingerprints, shape, datasets[0], account))
+            self._fits.append(_Fit(guarantee, fingerprints, rows, datasets[0], account))
         return datasets
 
-    def note(self, shape: Shape, guarantee: Guarantee, dataset: str) -> None:
+    def note(self, rows: int, guarantee: Guarantee, dataset: str) -> None:
         """Note a release of rows with a ledger, for warnings; workers read their values, so it has no fingerprints."""
         with self._lock:
-            alike = [fit for fit in self._fits if fit.shape == shape and fit.fingerprints is not None]
+            alike = [fit for fit in self._fits if fit.rows == rows and fit.fingerprints is not None]
             if alike:
                 _warn_of_joint_cost([*(fit.guarantee for fit in alike), guarantee])
-            self._fits.append(_Fit(guarantee, None, shape, dataset, None))
+            self._fits.append(_Fit(guarantee, None, rows, dataset, None))
 
 
 _OTHER_ACCOUNT = (
@@ -296,9 +287,9 @@ def _warn_of_joint_cost(together: list[Guarantee]) -> None:
         largest = max(guarantee.loss.delta_atto for guarantee in together)
         cost = _loss_text(_cost(accounting.composed_epsilon_micro, together, largest))
     warnings.warn(
-        f"Rows of the same number and kind were released {_times(len(together) - 1)} before in this process. If they "
-        f"are about the same people, these releases together cost {cost}, provided that no request depended on an "
-        "earlier answer. Rows are recognised by their values only, so charge all fits on the same people to one "
+        f"As many rows were released {_times(len(together) - 1)} before in this process. If they are about the same "
+        f"people, these releases together cost {cost}, provided that no request depended on an earlier answer. Rows "
+        "are recognised by the values of all their columns only, so charge all fits on the same people to one "
         "dpdist.Budget (budget), or to the ledger of one rows.zarr.",
         UserWarning,
         stacklevel=2,

@@ -28,7 +28,7 @@ from dpdist.rows import dataset
 from dpdist.rows.rounding import entry_variances
 from dpdist.runtime.cluster import Cluster
 
-pytestmark = pytest.mark.filterwarnings("ignore:Rows of the same number and kind were released")
+pytestmark = pytest.mark.filterwarnings("ignore:As many rows were released")
 LOSS: dict[str, Any] = {"epsilon": 1, "delta": 1e-6, "clip": CLIP}
 FINE: dict[str, Any] = {**LOSS, "grid_bits": 20}
 

@@ -37,7 +37,7 @@ TWICE = {"check_fit_idempotent", "check_regressor_data_not_an_array", "check_sup
     "ignore::dpdist.errors.PrivacyLeakWarning",
     "ignore::dpdist.errors.ClippedRowsWarning",
     "ignore::sklearn.exceptions.SkipTestWarning",
-    "ignore:Rows of the same number and kind were released",
+    "ignore:As many rows were released",
 )
 def test_scikit_learn(estimator: Any, check: Callable[[Any], None]) -> None:
     name = getattr(check, "func", check).__name__
@@ -51,7 +51,7 @@ def test_scikit_learn(estimator: Any, check: Callable[[Any], None]) -> None:
     check(estimator)
 
 
-@pytest.mark.filterwarnings("ignore:Rows of the same number and kind were released")
+@pytest.mark.filterwarnings("ignore:As many rows were released")
 def test_what_is_found_is_shown_in_a_line_and_in_a_table_without_marks_of_others() -> None:
     rows = np.random.default_rng(2).normal(size=(300, 6))
     asked: dict[str, Any] = {"epsilon": 1, "delta": 1e-6, "clip": 5}

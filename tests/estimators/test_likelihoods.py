@@ -22,7 +22,7 @@ from dpdist.errors import BelowNoiseError, BelowNoiseWarning, DataError, UsageEr
 from dpdist.ledger.in_memory import Register
 from papers.common.drawn import drawn
 
-pytestmark = pytest.mark.filterwarnings("ignore:Rows of the same number and kind were released")
+pytestmark = pytest.mark.filterwarnings("ignore:As many rows were released")
 FINE: dict[str, Any] = {"epsilon": 10**4, "delta": 1e-6, "clip": CLIP, "budget_epsilon": 10**6}
 ASKED: tuple[Callable[[PrivateCovariance], Any], ...] = (lambda x: x.partial_correlation_, lambda x: x.sample())
 

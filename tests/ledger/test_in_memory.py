@@ -36,7 +36,7 @@ from dpdist.mechanisms.gaussian import CalibratedGaussian
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release import trusted
 
-pytestmark = pytest.mark.filterwarnings("ignore:Rows of the same number and kind were released")
+pytestmark = pytest.mark.filterwarnings("ignore:As many rows were released")
 LOSS: dict[str, Any] = {"epsilon": 1, "delta": 1e-6, "clip": CLIP}
 PURE = ledgers.pure()
 

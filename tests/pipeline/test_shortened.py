@@ -27,7 +27,7 @@ from dpdist.release.request import ReleaseRequest
 from dpdist.runtime.cluster import Cluster
 from dpdist.triangle import unpacked
 
-pytestmark = pytest.mark.filterwarnings("ignore:Rows of the same number and kind were released")
+pytestmark = pytest.mark.filterwarnings("ignore:As many rows were released")
 
 STEPS = (ROOT / "docs" / "howto" / "steps.md").read_text()
 Rows = npt.NDArray[np.float64]
@@ -123,10 +123,10 @@ def test_rows_that_fill_most_of_the_clip_norm_are_said_to_and_others_are_not(tmp
     found = clipped_rows(release)
     assert found.share == pytest.approx(0.9, abs=found.error)
     assert found.nearly_all is False
-    assert found.warning().startswith("Perhaps half of the rows, at most 9")
-    assert re.search(r"norm 2\.9\d+ \(perhaps half of them, at most 9\d%\)", found.describe())
+    assert found.warning().startswith("Perhaps most of the rows, at most 9")
+    assert re.search(r"norm 2\.9\d+ \(perhaps most of them, at most 9\d%\)", found.describe())
     assert found.warning() in Outcome(release, "r.zarr", fresh=True).describe()
-    with pytest.warns(ClippedRowsWarning, match="Perhaps half"):
+    with pytest.warns(ClippedRowsWarning, match="Perhaps most"):
         PrivatePCA.from_release(release, 1)
     fewer = normal(23) * np.where(np.arange(20_000) % 10 < 6, 100, 1e-3)[:, None]
     some = clipped_rows(released(fewer, 3, centre="none"))
@@ -156,6 +156,51 @@ def test_a_bound_is_rounded_upwards_and_a_schema_s_norm_is_said() -> None:
     assert ClippedRows(1.0, 0.601, 0.0, 0.601).describe().endswith("(at most 61% of them)")
     assert ClippedRows(1.73, 0.3, 0.0, 0.3, longest=1.7321).describe().endswith("(none is longer than 1.7321)")
     assert ClippedRows(1.0, 0.8, 0.01, 0.2, centred=True).warning() == ""  # the histogram knows that few were
+
+
+OUTSIDE = "that of the rows as they are may be outside"
+
+
+def shown(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_the_first_answer_says_in_its_sentence_that_it_is_of_clipped_rows_in_every_face(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its intervals hold for the clipped rows only, so no face may print one without that."""
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(8)
+    common = random.normal(size=(20_000, 1))
+    rows = np.exp(common + 0.5 * random.normal(size=(20_000, 4)))
+    np.savetxt("table.csv", rows, delimiter=",", header="a,b,c,d", comments="", fmt="%.4f")
+    asked = ("--epsilon", 1, "--delta", "1e-6")
+    of_rows = re.compile(r"of rows clipped to norm [\d.]+ \((at most \d+%|perhaps [a-z ]+) of them[^)]*\)")
+    first = shown(call("release", "table.csv", "release.zarr", *asked).output)
+    pca = shown(call("pca", "release.zarr", "model.zarr", "--correlation").output)
+    plain = shown(call("pca", "release.zarr", "plain.zarr").output)
+    found = PrivatePCA.from_release("release.zarr", 1, correlation=True)
+    moment = PrivatePCA.from_release("release.zarr", 1)
+    page = call("report", "release.zarr", "report.html")
+    assert page.exit_code == 0, page.output
+    for text in (first, pca, shown(found.summary())):
+        assert re.search(f"Components of the correlation matrix {of_rows.pattern}", text), text
+        assert f"with respect to the noise; {OUTSIDE}." in text
+    for text in (plain, shown(moment.summary())):
+        assert re.search(f"components? {of_rows.pattern}", text), text
+        assert f"A true value is that of the clipped rows; {OUTSIDE} its interval." in text
+    for text in (found._repr_html_(), moment._repr_html_()):
+        assert re.search(f"Components and intervals are {of_rows.pattern}", shown(text)), text
+    assert of_rows.search(shown(Path("report.html").read_text()))
+
+
+def test_without_a_number_of_rows_it_is_said_that_the_share_is_unknown() -> None:
+    release = PrivatePCA(1, epsilon=9, delta=1e-6, clip=8, neighbours="add-remove").fit(normal(15)).release_
+    assert clipped_rows(release).describe().endswith("(how many is unknown)")
+    assert ClippedRows(1.0, 0.99, 0.02, 1.0, centred=True).describe().endswith("(nearly all were)")
+    assert ClippedRows(1.0, 0.8, 0.01, 0.81, centred=True).describe().endswith("(perhaps most of them, at most 81%)")
+    assert ClippedRows(1.0, 0.9, 0.3, 1.0).describe().endswith("(up to all of them)")
+    assert ClippedRows(1.73, 0.3, 0.0, 0.3, longest=1.7321).caveat == ""
 
 
 def test_nothing_is_said_where_nothing_is_known() -> None:
