@@ -22,7 +22,7 @@ from dpdist.rows.units import Keep
 
 ROWS_AT_MOST = 10**7
 """Default upper bound on a private number of rows."""
-Word = Literal["private", "auto"]
+Word = Literal["private", "auto", "schema"]
 Header = Literal["yes", "no"]
 
 
@@ -33,7 +33,7 @@ class Amount(str):
 
 
 class Clip(str):
-    """A number as written, ``private`` or ``auto``."""
+    """A number as written, ``private``, ``auto`` or ``schema``."""
 
     __slots__ = ()
 
@@ -186,9 +186,10 @@ class ReleaseOptions(Options, frozen=True, kw_only=True):
         option(
             "Public clip norm C, from public knowledge or dpdist bound, never from the data. private: first choose "
             "it from a private histogram of row norms (after scaling, with a private scale). auto, with a scale: "
-            "1.75 sqrt(d), where d is the number of columns whose scale is known. [default: auto, with a private "
-            "scale and centre unless they are given]",
-            'a number, such as 8.5, "private" or "auto"',
+            "1.75 sqrt(d), where d leaves out columns with nearly all values in one bin. schema, without centre "
+            "and scale: the norm that no row of the schema exceeds. [default: auto, with a private scale and centre "
+            "unless they are given]",
+            'a number, such as 8.5, "private", "auto" or "schema"',
             CLIP,
         ),
     ] = None

@@ -76,16 +76,16 @@ def rounded_norm(value: float) -> str:
     return f"{Decimal(f'{value:.6g}'):f}"
 
 
-def rounded_up(value: float) -> str:
-    """Return a positive number rounded up to four digits.
+def rounded_up(value: float, digits: int = 4) -> str:
+    """Return a positive number rounded up.
 
     Examples
     --------
-    >>> rounded_up(1.41421357), rounded_up(12345.0), rounded_up(2.0)
-    ('1.415', '12350', '2')
+    >>> rounded_up(1.41421357), rounded_up(12345.0), rounded_up(2.0), rounded_up(1.41421357, 6)
+    ('1.415', '12350', '2', '1.41422')
     """
     exact = Decimal(value)
-    step = Decimal(1).scaleb(exact.adjusted() - 3)
+    step = Decimal(1).scaleb(exact.adjusted() + 1 - digits)
     return f"{exact.quantize(step, ROUND_CEILING).normalize():f}"
 
 

@@ -35,6 +35,7 @@ from dpdist.report.figures import draw_forecast
 from dpdist.rows.columns import DTYPES
 from dpdist.rows.dataset import RowsTable
 from dpdist.rows.periods import PeriodicTable, is_periodic, open_periods
+from dpdist.rows.schema import Schema
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage.store import AnyStore
 
@@ -69,15 +70,16 @@ def _private_count(table: RowsTable | PeriodicTable) -> bool:
 def _described(
     table: AnyStore | None, columns: int | None, rows: int | None, max_rows: int | None, max_periods: int | None,
     neighbours: str,
-) -> tuple[int, int, int, int | None]:  # fmt: skip
-    """Return d, n, max_rows and max_periods: as typed, else as declared by the table."""
+) -> tuple[int, int, int, int | None, Schema | None]:  # fmt: skip
+    """Return d, n, max_rows and max_periods, as typed, else as declared by the table; and the schema of the table."""
+    schema = None
     if table is not None:
         periods = open_periods(table) if is_periodic(table) else None
         closed = () if periods is None else tuple(Ledger(absolute(ledger_place(periods, None))).periods)
         if periods is not None and not closed:
             raise UsageError(f"No period of {table} is closed yet. Give --d and --n.")
         opened = open_rows(table if periods is None else periods.rows_of(closed[-1]))
-        columns = opened.columns if columns is None else columns
+        columns, schema = opened.columns if columns is None else columns, opened.schema
         if rows is None and neighbours == Neighbours.REPLACE_ONE and not _private_count(periods or opened):
             rows = opened.rows if periods is None else periods.count(closed)
         if opened.unit is not None:
@@ -89,7 +91,7 @@ def _described(
             f"A forecast needs {missing}, as a public guess, or ROWS: it uses the number of columns, and the number "
             "of rows if that is public."
         )
-    return columns, rows, 1 if max_rows is None else max_rows, max_periods
+    return columns, rows, 1 if max_rows is None else max_rows, max_periods, schema
 
 
 def _refused(request: ReleaseRequest, columns: int, rows: int, max_rows: int) -> str | None:
@@ -171,7 +173,7 @@ def forecast_command(
     ]
     if unused and not cluster:
         raise UsageError(f"Without --cluster there is no use for {', '.join(unused)}. Add --cluster.")
-    columns, rows, max_rows, max_periods = _described(
+    columns, rows, max_rows, max_periods, schema = _described(
         table, columns, rows, max_rows, max_periods, request_options.neighbours
     )
     try:
@@ -182,6 +184,9 @@ def forecast_command(
                 f"{error} Its forecast also needs a public guess of the eigenvalues (--spectrum)."
             ) from None
         raise
+    if request.clip_norm == "schema":
+        public = request.neighbours is Neighbours.REPLACE_ONE
+        request = request.on_grid(columns, rows if public else None, max_rows).by_schema(schema)
     if request.mechanism in ORBITS:
         if plot is not None or norms or cluster or max_rows != 1 or max_periods is not None:
             raise UsageError(

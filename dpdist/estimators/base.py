@@ -61,14 +61,15 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc] # no types
     ----------
     epsilon : str, int, float or Decimal
         Privacy loss epsilon of the release: a number or decimal text with at most six decimals. Required.
-    clip : float, "auto" or "private", default None
+    clip : float, "auto", "private" or "schema", default None
         Clip norm C, in the units of the rows after centring and scaling. Longer rows are clipped to this norm, and all
         fitted attributes describe the clipped rows. A :class:`dpdist.ClippedRowsWarning` is issued if the release shows
         that nearly all rows were clipped. Choose it from public knowledge and never from X, which would leak
         information. None: ``"auto"``, with a private scale and centre unless they are given. ``"auto"`` is 1.75 times
-        the square root of d, for columns divided by a scale; with a private scale, d counts the columns whose variance
-        the private choice could see. ``"private"``: the release first
-        chooses C from a private histogram of the row norms, after any private scaling.
+        the square root of d, for columns divided by a scale; with a private scale, d leaves out columns with nearly all
+        values in one bin. ``"private"``: the release first
+        chooses C from a private histogram of the row norms, after any private scaling. ``"schema"``: for rows that were
+        ingested with a schema that bounds every column, the least C that clips none of them.
     delta : str, int, float or Decimal, default None
         Privacy loss delta, below 1, in the formats of ``epsilon``. None means pure differential privacy.
     mechanism : str, default None

@@ -329,6 +329,8 @@ def _person_noise(job: Job, columns: int | None, charges: list[Charge]) -> Perso
             request = replace(job.request.with_placeholders, loss=loss)
             if job.request.clip_norm == "auto":
                 request = replace(request, clip_norm=auto_clip(columns, request.choice_rule))
+            elif job.request.clip_norm == "schema":
+                request = request.on_grid(columns).by_schema(job.choices.schema)
             variance = request.calibrated(columns, rows * max(weights, default=1)).noise.variance_off_diagonal
             if variance is not None:
                 deviations.append(variance**0.5 * request.bound(columns).unit ** 2)

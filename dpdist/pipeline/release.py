@@ -228,10 +228,10 @@ def release_table(
         transaction.reserve()  # refuses an id that belongs to other parameters
         trusted.publish(transaction)
         return Outcome(open_release(store), store.address(), fresh=False)
-    if transaction.draws > 1:
-        require_choice(transaction)
-        _report_free_norm(transaction, on_message)
-    if cluster.trusted_worker or transaction.state() in {None, State.ABORTED}:
+    if cluster.trusted_worker or transaction.state() in {None, State.ABORTED}:  # what was charged is completed
+        if transaction.draws > 1:
+            require_choice(transaction)
+            _report_free_norm(transaction, on_message)
         _require_centre(transaction, on_message)
     with cluster.connected() as executor:
         executor.require_visible(table.probe, ROOT)

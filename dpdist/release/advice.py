@@ -26,11 +26,12 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TypeVar
 
-from dpdist._util.text import counted, listed, rounded_up
+from dpdist._util.text import counted, listed
 from dpdist.errors import RefusedError
 from dpdist.mechanisms.quantile import CONFIDENCE, rank_error
 from dpdist.moment.histograms import NormGrid
 from dpdist.naming import parameter
+from dpdist.options import ROWS_AT_MOST
 from dpdist.privacy.checks import LARGEST_EPSILON
 from dpdist.privacy.guarantee import MICRO, Neighbours, PrivacyLoss
 from dpdist.release.artefact import Heading
@@ -161,8 +162,10 @@ def two_digits(value: float) -> int:
 
 def choice_refused(request: ReleaseRequest, columns: int, rows: int, max_rows: int = 1) -> str | None:
     """Explain why a release could choose no clip norm, with a sufficient epsilon; None if it could."""
-    if request.clip_norm != "private" or request.neighbours is not Neighbours.REPLACE_ONE:
+    private = request.neighbours is not Neighbours.REPLACE_ONE
+    if request.clip_norm != "private" or (private and request.rows_at_most == ROWS_AT_MOST):
         return None
+    rows = request.rows_at_most if private else rows
 
     def median(trial: ReleaseRequest) -> tuple[PrivacyLoss, float]:
         """Return the loss of the stage that chooses a clip norm, and the rank error of the median, in rows."""
@@ -261,18 +264,14 @@ def dropped(table: Table) -> str:
     )
 
 
-def norm_by_schema(table: Table, request: NormsRequest | ReleaseRequest) -> str | None:
-    """Return the largest norm that the schema allows, rounded up; None if rows are shifted or scaled."""
+def norm_by_schema(table: Table, request: NormsRequest | ReleaseRequest) -> float | None:
+    """Return the largest norm that the schema allows; None if rows are shifted or scaled."""
     schema = table.schema
-    if schema is None or schema.norm is None or request.centre is not None or request.scale is not None:
-        return None
-    return rounded_up(schema.norm)
+    return None if schema is None or request.centre is not None or request.scale is not None else schema.norm
 
 
 def free_norm(table: Table, request: NormsRequest | ReleaseRequest) -> str:
     """Return a sentence, after a space, about a clip norm that the schema provides at no cost; may be empty."""
-    norm = norm_by_schema(table, request)
-    if norm is None:
+    if norm_by_schema(table, request) is None:
         return ""
-    free = parameter("clip", norm)
-    return f" By the schema, {free} clips no row in the release, and choosing it costs nothing."
+    return f" By the schema, {parameter('clip', 'schema')} clips no row in the release, and choosing it costs nothing."

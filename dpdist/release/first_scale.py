@@ -79,7 +79,7 @@ class FirstScale(ColumnsTransaction[FirstScaleRequest]):
         return shared(self.request.series)
 
     def require_seen(self) -> None:
-        """Refuse tables so small that not even a bin with half of all rows would count; reads no row."""
+        """Refuse tables so small that the scale could not be seen; reads no row."""
         stages.require_seen(self.choosing, self.counting(), self.table.rows, self.table.max_rows)
 
     def blindly_scaled(self) -> tuple[list[str], list[str]]:

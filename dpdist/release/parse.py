@@ -100,7 +100,7 @@ def clip_from(text: str | None) -> float | Word:
     try:
         return float(text)
     except ValueError:
-        raise UsageError(f"{parameter('clip')} must be a number, private or auto, not {text!r}.") from None
+        raise UsageError(f"{parameter('clip')} must be a number, private, auto or schema, not {text!r}.") from None
 
 
 def norms_request_from(options: ReleaseOptions, grid: str) -> NormsRequest:

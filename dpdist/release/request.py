@@ -26,7 +26,7 @@ from fractions import Fraction
 from types import MappingProxyType
 from typing import Literal, get_args
 
-from dpdist._util.text import canonical, has_control, listed
+from dpdist._util.text import canonical, has_control, listed, rounded_up
 from dpdist.errors import RefusedError, UsageError
 from dpdist.mechanisms import columns as column_histograms
 from dpdist.mechanisms import quantile
@@ -42,7 +42,9 @@ from dpdist.privacy.accounting import gaussian_sigma
 from dpdist.privacy.guarantee import MICRO, Guarantee, Neighbours, PrivacyLoss, neighbours_of
 from dpdist.privacy.staged import divided, together
 from dpdist.rows.bounding import DITHERED, TRUNCATED, RowBound
+from dpdist.rows.dither import Dithering
 from dpdist.rows.rounding import LEAST_BITS, OLD_BITS, SIMPLE_BITS, is_little
+from dpdist.rows.schema import Schema
 from dpdist.rows.table import Table
 
 _MAX_BITS = 24
@@ -117,12 +119,14 @@ class ReleaseRequest:
         ``two-sided-wishart`` without.
     loss : PrivacyLoss
         Price of the release, (epsilon, delta).
-    clip_norm : float, "private" or "auto"
+    clip_norm : float, "private", "auto" or "schema"
         Public clip norm C > 0, in units of the shifted and scaled rows: longer rows are scaled down to it. Must not be
         computed from the rows, except by :func:`dpdist.choose_clip_norm`. ``"private"``: the release first chooses the
         best one for ``components``, or else the 0.95-quantile or the largest smaller one that the noise allows, from a
         private histogram of the norms. ``"auto"``: 1.75 times the square root of d, for columns that are divided by a
-        scale; with a private scale, d is the number of columns whose variance that choice saw.
+        scale; with a private scale, d leaves out columns with nearly all values in one bin. ``"schema"``: the
+        smallest one with which rounding to the grid shortens no row, as the schema of the table bounds all norms; for
+        rows without centre and scale.
     neighbours : Neighbours or str, default Neighbours.REPLACE_ONE
         The neighbouring relation.
     centring : Centring or str, default Centring.NONE
@@ -254,6 +258,11 @@ class ReleaseRequest:
             raise UsageError(
                 f"{parameter('clip', 'auto')} requires a scale: {add_scale} or a public scale, or pass a clip norm."
             )
+        if self.clip_norm == "schema" and (self.scale is not None or self.centre is not None):
+            raise UsageError(
+                f"{parameter('clip', 'schema')} is the largest norm of rows as the schema stores them: leave the "
+                f"centre and {parameter('scale')} out, or pass another clip norm."
+            )
         if self.scale_share is not None and no_scale:
             raise UsageError(f"{parameter('scale_share')} requires a private scale: {add_scale}.")
         if self.targets and no_scale:
@@ -289,6 +298,8 @@ class ReleaseRequest:
         """Return the request with its grid bits and shares; ``rows`` is n if it is public, None: ``rows_at_most``."""
         if self.clip_norm == "auto" and self.scale != "private":
             return replace(self, clip_norm=auto_clip(columns, self.choice_rule)).on_grid(columns, rows, max_rows)
+        if self.clip_norm == "schema":  # which follows from the grid
+            return replace(self.with_placeholders.on_grid(columns, rows, max_rows), clip_norm="schema")
         if self.chooses:
             shares = self._shares(columns, rows, max_rows)
             bits = self.with_placeholders.on_grid(columns, rows, max_rows).grid_bits
@@ -351,10 +362,22 @@ class ReleaseRequest:
             )
         # releases of periods are added, so their grid bits follow from the same public number, not from n
         public = self.neighbours is Neighbours.REPLACE_ONE and not table.periodic
-        return self.on_grid(table.columns, table.rows if public else None, table.max_rows)
+        request = self.on_grid(table.columns, table.rows if public else None, table.max_rows)
+        return request.by_schema(table.schema) if self.clip_norm == "schema" else request
+
+    def by_schema(self, schema: Schema | None) -> ReleaseRequest:
+        """Return a request on a grid with the clip norm that follows from a schema."""
+        if schema is None or schema.norm is None or self.grid_bits is None:
+            lacks = "the schema leaves a range open" if schema is not None else "these rows have none"
+            raise UsageError(
+                f"{parameter('clip', 'schema')} needs a schema with a range for every number, and {lacks}."
+            )
+        return replace(self, clip_norm=clip_norm_without_clipping(schema.norm, len(schema.features), self.grid_bits))
 
     def older(self) -> tuple[ReleaseRequest, ...]:
         """Return the requests that older versions made of the same parameters, the newest first."""
+        if self.clip_norm == "schema":
+            return ()
         if not self.chooses and self.clip_norm != "auto":
             return (self.truncating(),)
         first = replace(self, choice_rule=FIRST_RULE, clip_share=None, components=None, targets=())
@@ -368,6 +391,11 @@ class ReleaseRequest:
         """Return how rows are bounded; private centring appends C/2. UsageError while a private choice is open."""
         if self.clip_norm == "private" or self.scale == "private":
             raise UsageError(f"The {self.chooses[0]} is unknown before the release chooses it. Pass a public one.")
+        if self.clip_norm == "schema":
+            raise UsageError(
+                f"{parameter('clip', 'schema')} is for rows that were ingested with a schema. For rows in memory, "
+                "pass a number slightly above the norm of their schema: 1.01 * schema.norm."
+            )
         bits = self.grid_bits
         if bits is None or self.clip_norm == "auto":
             return self.on_grid(columns).bound(columns)
@@ -385,7 +413,7 @@ class ReleaseRequest:
     @property
     def with_placeholders(self) -> ReleaseRequest:
         """The request with a clip norm of 1 and no scale for open choices: no width or noise in steps changes."""
-        if not self.chooses:
+        if not self.chooses and self.clip_norm != "schema":
             return self
         clip = 1.0 if self.clip_norm in get_args(Word) else self.clip_norm
         return replace(
@@ -541,6 +569,15 @@ def _proved(calibrated: Calibrated) -> Guarantee:
     if calibrated.guarantee is None:
         raise AssertionError("a charged release without a guarantee")
     return calibrated.guarantee
+
+
+def clip_norm_without_clipping(norm: float, columns: int, grid_bits: int) -> float:
+    """Return the least clip norm, of seven digits, with which no row of a norm is shortened before it is rounded.
+
+    Rows are shortened to slightly less than the clip norm (:attr:`RowBound.shortened_norm`), and norms that are equal
+    on paper differ by some 1e-15 in float64.
+    """
+    return float(rounded_up(norm * (1 + 1e-12) / Dithering(columns, grid_bits).inner, 7))
 
 
 def auto_clip(columns: int, rule: int = CHOICE_RULE) -> float:

@@ -10,6 +10,7 @@ norms are those of the rows shifted and scaled by them, as the release bounds th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,7 @@ from dpdist.mechanisms import columns, quantile
 from dpdist.mechanisms.counts import Counts
 from dpdist.moment.histograms import ColumnCounting, Counting, NormCounting, grids_of_numbers
 from dpdist.naming import parameter
+from dpdist.options import ROWS_AT_MOST
 from dpdist.privacy.checks import LARGEST_EPSILON
 from dpdist.privacy.guarantee import MICRO, Neighbours, PrivacyLoss
 from dpdist.release.advice import enough_epsilon, norm_by_schema
@@ -27,11 +29,22 @@ from dpdist.release.attributes import Stage
 from dpdist.release.clip_trade import ForComponents, clip_for
 from dpdist.release.histograms import ColumnHistograms, ColumnsStage, drawn
 from dpdist.release.norm_histogram import NormHistogram, NormsRequest, NormsTransaction
-from dpdist.release.request import CLIP_GRID, FIRST_RULE, Choice, Parts, ReleaseRequest, auto_clip, parts_of
+from dpdist.release.request import (
+    CLIP_GRID,
+    FIRST_RULE,
+    Choice,
+    Parts,
+    ReleaseRequest,
+    auto_clip,
+    clip_norm_without_clipping,
+    parts_of,
+)
 from dpdist.release.trusted import MomentTransaction, Staged
 
 _OF_CLIP_NORM = 0.25
 """Standard deviation of a scaled target over the clip norm."""
+_MOST_NOISE = 0.02
+"""Largest standard deviation of a noisy count, over n, with which a scale is chosen."""
 Chosen = dict[str, float | tuple[float, ...]]
 
 
@@ -77,7 +90,7 @@ def resolved(transaction: MomentTransaction) -> MomentTransaction:
         table.max_rows,
         lambda: columns_of(transaction).read(),
         lambda _: _norms(transaction).read(),
-        None if norm_limit is None else float(norm_limit),
+        norm_limit,
     )
     return replace(transaction, request=replace(following, name=transaction.release_id), staged=staged)
 
@@ -106,9 +119,11 @@ def _following(
             purpose = ForComponents(request.components, parts.moment.loss)
             clip_norm, share = clip_for(purpose, norms, width, max_rows)
         chosen |= {"clip_norm": clip_norm, "quantile": float(share)}
-        if norm_limit is not None and norm_limit <= clip_norm:  # public, and a larger norm would only add noise
-            del chosen["quantile"]
-            chosen["clip_norm"] = clip_norm = norm_limit
+        if norm_limit is not None and following.grid_bits is not None:
+            unclipped = clip_norm_without_clipping(norm_limit, width, following.grid_bits)
+            if unclipped <= clip_norm:  # public, and a larger norm would only add noise
+                del chosen["quantile"]
+                chosen["clip_norm"] = clip_norm = unclipped
         following = replace(following, clip_norm=clip_norm)
         norms_json = {"edges": list(norms.edges), "counts": list(norms.counts), "noise": norms.noise.to_json()}
         answer = {**answer, "norms": norms_json} if by else norms_json
@@ -128,8 +143,8 @@ def standardising(
         "bins": tuple(float(column.bins) for column in scalings),
     }
     clip = 1.0 if isinstance(parts.moment.clip_norm, str) else parts.moment.clip_norm
-    # columns whose variance was not seen are scaled to be short: a larger norm would only add noise
-    auto = auto_clip(max(1, sum(column.seen for column in scalings)), request.choice_rule)
+    # for short columns a larger norm would only add noise; of columns in which nothing was seen, values may be long
+    auto = auto_clip(max(1, sum(not column.short for column in scalings)), request.choice_rule)
     if request.clip_norm == "auto":
         clip = chosen["clip_norm"] = auto
     if request.targets:
@@ -143,9 +158,14 @@ def standardising(
 
 
 def require_seen(request: ReleaseRequest, counting: ColumnCounting, rows: int, max_rows: int = 1) -> None:
-    """Refuse tables so small that not even a bin with half of all rows would count; reads no row, needs public n."""
-    if request.neighbours is not Neighbours.REPLACE_ONE:
+    """Refuse a choice that cannot see: noise above 2 % of n on a count, or no bin with half of all rows would count.
+
+    It reads no row and uses public numbers only: a private n is not used, but a stated limit of it is.
+    """
+    private = request.neighbours is not Neighbours.REPLACE_ONE
+    if private and request.rows_at_most == ROWS_AT_MOST:
         return
+    rows = request.rows_at_most if private else rows
     loss, least = _least_rows(request, counting, rows, max_rows)
     if rows >= least:
         return
@@ -159,7 +179,8 @@ def require_seen(request: ReleaseRequest, counting: ColumnCounting, rows: int, m
         cure = f"Use {parameter('epsilon', f'{enough / MICRO:g}')} or more, or scale"
     raise RefusedError(
         f"The scale would be chosen with {loss}, a part of the loss, which requires at least {least} rows; the table "
-        f"has {rows}. Nothing was read or spent. {cure} the columns by public knowledge."
+        f"has {'at most ' if private else ''}{rows}. Nothing was read or "
+        f"spent. {cure} the columns by public knowledge."
     )
 
 
@@ -168,7 +189,8 @@ def _least_rows(request: ReleaseRequest, counting: ColumnCounting, rows: int, ma
     width = counting.columns
     stage = parts_of(request.on_grid(width, rows, max_rows), width, max_rows).stages["scale"]
     first = request.choice_rule == FIRST_RULE
-    return stage.guarantee.loss, columns.least_rows(stage.noise, counting.grids, first_rule=first)
+    least = columns.least_rows(stage.noise, counting.grids, first_rule=first)
+    return stage.guarantee.loss, max(least, math.ceil(math.sqrt(stage.noise.variance) / _MOST_NOISE))
 
 
 def draw_unrecorded(

@@ -167,7 +167,7 @@ def test_an_unset_variable_of_a_shell_is_no_option_or_told_and_no_defect_as_a_pa
     given = ("forecast", "--d", "3", "--n", "1000", "--epsilon", "1", "--delta", "1e-6")
     assert call(*given, "--arithmetic", "").code == 0
     said = call(*given, "--clip", "")
-    assert (said.code, "must be a number, private or auto, not ''" in said.told) == (2, True)
+    assert (said.code, "must be a number, private, auto or schema, not ''" in said.told) == (2, True)
     for command in (
         ("ingest", "rows.zarr", ".", "--budget-epsilon", "1"), ("release", "rows.zarr", "", *LOSS),
         ("release", ".", "release.zarr", *LOSS), ("ledger", "create", "", "--rows", "rows.zarr"), ("run", ""),

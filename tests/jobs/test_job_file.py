@@ -249,7 +249,7 @@ def test_all_mistakes_of_a_file_are_told_at_once(refused: Callable[..., str]) ->
         "[rows] needs 'path', a path in quotes.",
         "[rows] columns must be a list of at least one column name.",
         "[release] path must be a path in quotes.",
-        '[release] clip must be a number, such as 8.5, "private" or "auto".',
+        '[release] clip must be a number, such as 8.5, "private", "auto" or "schema".',
         '[release] neighbours must be "replace-one" or "add-remove".',
         "[pca] path contains a control character; remove it.",
         '[pca] components must be a whole number of at least 1, a share of the variance such as 0.9, or "auto"',

@@ -147,7 +147,7 @@ def test_an_answer_worth_nothing_is_refused_with_an_epsilon_that_is_useful(table
     assert found.useful
     assert found.ends() in str(told.value)
     known = replace(table, schema=Schema([Column(name, "number", range=(0, 9)) for name in "abcd"], scale="range"))
-    free = r"By the schema, clip_norm=2 clips no row in the release, and choosing it costs nothing"
+    free = r"By the schema, clip_norm='schema' clips no row in the release, and choosing it costs nothing"
     for asked, rows, said in (
         (request, table, r"too small .* more than 10\. Or use a smaller quantile"), (request, known, free),
         (replace(request, centre=(1.0,) * 4), known, rf"^(?!.*{free})"),
@@ -155,7 +155,7 @@ def test_an_answer_worth_nothing_is_refused_with_an_epsilon_that_is_useful(table
         with pytest.raises(RefusedError, match=said):
             forecast(asked, rows, most)
     ample = replace(request, loss=PrivacyLoss.parse("9", delta))
-    assert "clip_norm=2 clips no row" in forecast(ample, known, HALF)
+    assert "clip_norm='schema' clips no row" in forecast(ample, known, HALF)
     assert "clip_norm" not in forecast(ample, table, HALF)
 
 

@@ -311,11 +311,14 @@ def test_no_norm_is_taken_that_no_row_can_have_by_the_schema(tmp_path: Path) -> 
     assert said == []
     made = release_rows(*asked, CLIPPED, say=said.append)
     (hint,) = said  # the norm of the schema is free
-    assert hint.startswith("By the schema, clip_norm=1.415 clips no row in the release, and choosing it costs nothing")
+    assert hint.startswith(
+        "By the schema, clip_norm='schema' clips no row in the release, and choosing it costs nothing"
+    )
     release_rows(*asked, CLIPPED, say=said.append)  # paid for already
     assert len(said) == 1
-    assert made.release.bound.clip_norm == 1.415  # sqrt 2, where the grid has 2
-    assert "clip norm 1.415, which by the schema no row exceeds" in made.describe()
+    assert made.release.bound.shortened_norm == pytest.approx(2**0.5, rel=1e-6)  # where the grid has 2
+    assert made.release.bound.shortened_norm > 2**0.5
+    assert f"clip norm {made.release.bound.clip_norm}, which by the schema no row exceeds" in made.describe()
 
 
 def test_rows_that_fail_are_refunded_before_the_stage_is_drawn_and_never_afterwards(

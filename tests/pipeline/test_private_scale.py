@@ -19,7 +19,7 @@ from support.ledgers import ledger_of_rows, losses, stage_of
 from support.parts import table_of
 
 from dpdist.cli import cli
-from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.errors import ClippedRowsWarning, DataError, RefusedError, UsageError
 from dpdist.estimators import PrivateCovariance, PrivatePCA
 from dpdist.ingest.registered import open_rows
 from dpdist.ledger.in_memory import Budget
@@ -28,7 +28,7 @@ from dpdist.mechanisms.columns import BEYOND, Grid, standardised
 from dpdist.pipeline.budget import create_ledger, default_ledger, ingest_rows
 from dpdist.pipeline.release import release_rows
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
-from dpdist.release import archive
+from dpdist.release import archive, stages
 from dpdist.release.artefact import open_release
 from dpdist.release.request import Centring, ReleaseRequest
 from dpdist.rows.columns import Column
@@ -131,10 +131,10 @@ def test_an_altered_scale_is_noticed(rows: Path, tmp_path: Path) -> None:
 
 def test_the_counts_carry_the_noise_they_are_calibrated_for_and_not_that_of_one_column(tmp_path: Path) -> None:
     columns = 300
-    rows = table(tmp_path / "rows.zarr", np.zeros((6000, columns)))
+    rows = table(tmp_path / "rows.zarr", np.zeros((8000, columns)))
     stage = release_rows(rows, tmp_path / "release.zarr", replace(GAUSSIAN, scale_share=Fraction(1, 2))).release.stage
     assert stage is not None
-    drawn = np.array([count - 6000 for found in stage.answer["counts"] for place, count in found if place == 121])
+    drawn = np.array([count - 8000 for found in stage.answer["counts"] for place, count in found if place == 121])
     assert len(drawn) == columns
     ratio = float((drawn**2).mean() / stage.answer["noise"]["sigma"] ** 2)
     # chi-square with 300 degrees of freedom: within 0.6 .. 1.5 but for probability 1e-7
@@ -240,6 +240,60 @@ def test_what_cannot_be_chosen_is_refused_before_anything_is_spent(rows: Path, t
     with pytest.raises(UsageError, match="requires a private scale: add"):
         replace(GAUSSIAN, scale=(1.0, 1.0, 1.0), scale_share=Fraction(1, 5))
     assert ledger_of_rows(rows).records == []
+
+
+def test_noise_above_two_percent_of_n_on_a_count_is_refused_and_a_charged_id_is_returned_all_the_same(
+    rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = open_rows(rows)
+
+    def noise(request: ReleaseRequest) -> float:
+        parts = request.of_table(opened).parts(3)
+        assert parts is not None
+        return float(np.sqrt(parts.stages["scale"].noise.variance))
+
+    asked = replace(GAUSSIAN, scale_share=Fraction(1, 100))
+    losses_asked = [PrivacyLoss.parse(str(epsilon), "1e-6") for epsilon in (0.2, 0.3, 0.4)]
+    least, *_, most = (replace(asked, loss=loss) for loss in losses_asked)
+    assert noise(least) > 0.02 * ROWS > noise(most)
+    with pytest.raises(RefusedError, match="Nothing was read or spent"):
+        release_rows(rows, tmp_path / "least.zarr", least)
+    made = release_rows(rows, tmp_path / "most.zarr", most)
+    # what was charged before the rule, or is half done, is completed
+    monkeypatch.setattr(stages, "_MOST_NOISE", 1e-9)
+    assert release_rows(rows, tmp_path / "again.zarr", most).release.release_id == made.release.release_id
+    with pytest.raises(RefusedError, match="Nothing was read or spent"):
+        release_rows(rows, tmp_path / "new.zarr", replace(most, name="another"))
+
+
+def test_where_n_is_private_a_stated_limit_decides_or_nothing(rows: Path, tmp_path: Path) -> None:
+    private = replace(GAUSSIAN, neighbours=Neighbours.ADD_REMOVE, centring=Centring.PRIVATE)
+    small = replace(private, rows_at_most=300)
+    with pytest.raises(RefusedError, match=r"at least \d+ rows; the table has at most 300\."):
+        release_rows(rows, tmp_path / "small.zarr", small)
+    tiny = table(tmp_path / "tiny.zarr", VALUES[:50])
+    with pytest.raises(RefusedError, match=r"the table has at most 300\."):  # and says nothing of 50
+        release_rows(tiny, tmp_path / "tiny.release.zarr", small)
+    assert release_rows(tiny, tmp_path / "any.zarr", private).fresh  # nothing is known, and nothing is refused
+
+
+def test_a_column_of_which_nothing_was_seen_does_not_shrink_the_clip_norm(tmp_path: Path) -> None:
+    """Its values may be long; those of a column within one bin are short, and a larger norm would only add noise."""
+    random = np.random.default_rng(3)
+    spread = 2.0 ** random.uniform(-9, 19, ROWS) * random.choice([-1, 1], ROWS)  # over all bins
+    values = np.column_stack([VALUES, np.full(ROWS, 5.0), spread])
+    rows = table(tmp_path / "rows.zarr", values)
+    asked = replace(GAUSSIAN, loss=PrivacyLoss.parse("0.3", "1e-6"), scale_share=Fraction(1, 50))
+    release = release_rows(rows, tmp_path / "release.zarr", asked).release
+    assert release.blindly_scaled[0] == ("c3", "c4")
+    assert release.stage is not None
+    bins = release.stage.chosen["bins"]
+    assert isinstance(bins, tuple)
+    assert bins[3:] == (1, 0)
+    assert release.bound.clip_norm == float(f"{1.75 * 4**0.5:.4g}")  # c0, c1, c2 and c4
+    with pytest.warns(ClippedRowsWarning):  # by the long values of c4
+        pca = PrivatePCA.from_release(release, 1)
+    assert "did not see the spread of 2 columns" in " ".join(pca.summary().split())
 
 
 def test_a_stored_release_with_a_private_scale_is_read_and_its_centre_and_scale_follow_from_its_counts(
