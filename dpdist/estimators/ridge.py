@@ -31,6 +31,8 @@ from dpdist.release.artefact import Release
 
 Names = str | Sequence[str]
 AUTO = "auto"
+_KEPT = 0.9
+"""Least shrinkage without a warning."""
 
 
 @with_shared_parameters
@@ -52,9 +54,9 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
         Number of released principal components of X to regress on instead of using a ridge; ``"auto"``: those clear of
         the noise. ``coef_`` is then in their span, and intervals refer to the regression on these directions. None: use
         the ridge.
-    clip : float, "auto" or "private", default None
-        Clip norm C > 0 of a row of X and y together, in their units after centring and scaling; public. None,
-        ``"auto"`` and ``"private"`` as for :class:`dpdist.PrivatePCA`.
+    clip : float, "auto", "private" or "schema", default None
+        Clip norm C > 0 of a row of X and y together, in their units after centring and scaling; public. None and words
+        as for :class:`dpdist.PrivatePCA`.
     centre : str, path-like, sequence of float or mapping, default "private"
         As for :class:`dpdist.PrivatePCA`, with the columns of X followed by those of y. Only ``"private"`` fits an
         intercept; otherwise the regression passes through the public centre.
@@ -85,6 +87,10 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
         Intervals of ``r2_``, as above.
     ridge_ : float
         The ridge used; 0 with principal components.
+    shrinkage_ : ndarray or None
+        (p,) float64 from 0 to 1: the part of a slope of least squares that the ridge keeps, for a column that is not
+        correlated with the others: the diagonal of ``(A + L)^-1 A``. NaN for a column without a slope. A
+        :class:`dpdist.BelowNoiseWarning` is issued below .9. None with principal components.
     n_components_ : int or None
         The number of principal components used; None with a ridge.
     target_names_ : ndarray of str
@@ -323,6 +329,17 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
         )
         self.r2_ = float(shares[0]) if flat else shares
         self.r2_intervals_ = share_ends[0 if flat else slice(None)]
+        kept = results[0].shrinkage
+        by_name = {} if kept is None else dict(zip(results[0].names, kept, strict=True))
+        self.shrinkage_ = None if kept is None else np.array([by_name.get(name, math.nan) for name in names])
+        if kept is not None and min(kept) < _KEPT:
+            warnings.warn(
+                f"These are not the slopes of least squares: the ridge keeps {min(kept):.2g} to {max(kept):.2g} of "
+                "them (shrinkage_), as the columns vary too little above the noise. n_components='auto' does not "
+                "shrink; or use more rows, fewer columns or a larger epsilon.",
+                BelowNoiseWarning,
+                stacklevel=3,
+            )
         if hidden := [result.target for result in results if result.drowned]:
             warnings.warn(
                 f"Given the noise, the columns may explain nothing of {', '.join(hidden)}: r2_intervals_ start below "

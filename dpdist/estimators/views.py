@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpdist._util.html import table
-from dpdist._util.text import wrapped
+from dpdist._util.text import counted, wrapped
 from dpdist.errors import UsageError
 from dpdist.pca.alignment import Alignment, alignment
 from dpdist.pca.bias import clipped_rows
 from dpdist.pca.components import Components, components
 from dpdist.pca.correlation import correlation as correlation_of
+from dpdist.release.advice import blindly_scaled_message
 from dpdist.report import text
 from dpdist.report.figures import EXTRA, scree
 
@@ -32,20 +33,23 @@ _NAMED = 25
 def summary_of(pca: PrivatePCA) -> str:
     """Return the components, their alignment and loadings, and the guarantee as text."""
     release, names = pca.release_, pca.release_.names
-    lines = [wrapped(f"{release.mechanism}, {release.guarantee_words()}. {clipped_rows(release).warning()}".rstrip())]
+    lengths, unseen = clipped_rows(release), blindly_scaled_message(release)
+    lines = [wrapped(f"{release.mechanism}, {release.guarantee_words()}. {lengths.warning()}".rstrip())]
     if pca.correlation:
-        lines.append(text.standardised(correlation_of(release, pca.n_components_), names))
+        lines.append(text.standardised(correlation_of(release, pca.n_components_), release))
     else:
         result, aligned = _components_of(pca)
+        lines.append(wrapped(f"{counted(len(result.components), 'component')} {lengths.describe()}."))
         if aligned is not None:
             loadings = text.loadings(result.components, aligned, names)
-            lines += [text.alignment(aligned), *([loadings] if loadings else [])]
-    return "\n".join(lines)
+            lines += [text.alignment(aligned, lengths), *([loadings] if loadings else [])]
+    return "\n".join([*lines, *([wrapped(unseen)] if unseen else [])])
 
 
 def table_of(pca: PrivatePCA) -> str:
     """Return an HTML table with the share, alignment and largest loadings of the first components."""
-    shares, cosines, rows, ends = pca.explained_variance_ratio_, pca.squared_cosines_, {}, _intervals(pca)
+    shares, cosines, ends = pca.explained_variance_ratio_, pca.squared_cosines_, _intervals(pca)
+    rows = {"": f"Components and intervals are {clipped_rows(pca.release_).describe()}."}
     for i, vector in enumerate(pca.components_[:_COMPONENTS]):
         facts = [] if shares is None else [f"{shares[i]:.3f} of the variance"]
         if cosines is not None:

@@ -8,9 +8,10 @@ released with the mean.
 The trace does not show whether rows were clipped or had this norm already: rows about zero may all have the same norm.
 For rows about a centre (14 tables, in their own units and standardised, clipped at 19 quantiles of their norms), the
 middle half of the shares was .2 to .3 where m was .5 to .6, .25 to .4 at .6 to .7, .35 to .54 at .7 to .8 and .5 to .7
-at .8 to .9. "Perhaps" below refers to these values, for such rows only. If m is 1 within the noise, nearly every row
-has norm C'. A release that chose its clip norm from a histogram of the norms gives another bound: the noisy counts from
-the bin of the clip norm on. If the schema permits no longer row, none was clipped.
+at .8 to .9, and in another table all rows were clipped there. "Perhaps" below refers to these values, for such rows
+only. If m is 1 within the noise, nearly every row has norm C'. A release that chose its clip norm from a histogram of
+the norms gives another bound: the noisy counts from the bin of the clip norm on. If the schema permits no longer row,
+none was clipped.
 
 The noise of the trace has the variance ``d v + d (d - 1) c``. Here v is the variance of a diagonal entry, and c the
 covariance of two of them: 0 for independent entries, and ``v - 2 w`` for a rotation-invariant distribution, with w the
@@ -94,7 +95,7 @@ def warning(release: Release) -> str:
 
 _FAR = 3.0
 """Standard deviations that bound the noise of the trace with probability 0.998, if it is nearly normal."""
-_GUESSES = {0.5: "perhaps a quarter", 0.6: "perhaps a third", 0.75: "perhaps half"}
+_GUESSES = {0.5: "perhaps a quarter", 0.6: "perhaps a third", 0.75: "perhaps half", 0.8: "perhaps most"}
 """Share of clipped rows about a centre, by the least mean squared norm over C'²."""
 _WARN_FROM = 0.6
 """Mean squared norm over C'² that causes a warning, as a third of the rows may be longer."""
@@ -112,7 +113,7 @@ class ClippedRows:
     share: float | None  # mean squared norm of the clipped rows over C'², as released; None if unknown
     error: float | None  # bound on the error of the share, with probability 0.998
     most: float | None = None  # bound on the share of longer rows, by the trace or (probability 0.977) the histogram
-    longest: float | None = None  # largest norm permitted by the schema, if at most the clip norm
+    longest: float | None = None  # largest norm permitted by the schema, if at most C'
     centred: bool = False  # whether rows were shifted by a centre before clipping
     dropping: tuple[str, ...] = ()  # columns whose missing values replace the row by the centre
     centring: bool = False  # missing cells count as the centre
@@ -129,18 +130,21 @@ class ClippedRows:
         """The share of rows about a centre that perhaps were clipped, as text; empty if few."""
         if not self.centred or self.longest is not None or self.share is None or self.error is None:
             return ""
-        return ([""] + [text for least, text in _GUESSES.items() if self.share - self.error >= least])[-1]
+        least = self.share - (self.error if self.error > _LARGEST_ERROR else 0)
+        return ([""] + [text for share, text in _GUESSES.items() if least >= share])[-1]
 
     @property
     def clipped(self) -> str:
-        """The share of clipped rows, as part of a sentence; empty if unknown."""
+        """What is known of the share of clipped rows, as part of a sentence."""
         if self.longest is not None:
             return f"none is longer than {rounded_norm(self.longest)}"
         if self.nearly_all:
             return "nearly all were"
         if self.guess:
             return f"{self.guess} of them" + (self._bound and f", {self._bound}")
-        return self._bound and f"{self._bound} of them"
+        if self.most is None:
+            return "how many is unknown"
+        return f"{self._bound or 'up to all'} of them"
 
     @property
     def _bound(self) -> str:
@@ -185,9 +189,14 @@ class ClippedRows:
             "their slopes and components may be outside the intervals."
         )
 
+    @property
+    def caveat(self) -> str:
+        """The end of a sentence about intervals: what they do not cover; empty if no row was clipped."""
+        return "" if self.longest is not None else "; that of the rows as they are may be outside"
+
     def describe(self) -> str:
         """Return a description of the rows, as part of a sentence with a result."""
-        text = f"of rows clipped to norm {rounded_norm(self.norm)}{self.clipped and f' ({self.clipped})'}"
+        text = f"of rows clipped to norm {rounded_norm(self.norm)} ({self.clipped})"
         text += ", with missing cells at the centre, which weakens correlations and slopes" if self.centring else ""
         return f"{text}, with rows without {listed(self.dropping)} replaced by the centre" if self.dropping else text
 
@@ -231,11 +240,11 @@ def _deviation_of_rows(release: Release) -> float:
 
 
 def _schema_norm(release: Release) -> float | None:
-    """Return the largest norm permitted by the schema, if it is at most the clip norm."""
+    """Return the largest norm permitted by the schema, if it is at most the one that rows are clipped to."""
     bound, schema = release.bound, release.schema
     if bound.centre is not None or bound.scale is not None or schema is None or schema.norm is None:
         return None
-    return schema.norm if schema.norm <= bound.clip_norm else None
+    return schema.norm if schema.norm <= bound.shortened_norm else None
 
 
 def _longer_share(release: Release) -> float | None:

@@ -33,8 +33,8 @@ noise vary more than normal ones (:data:`_EXCESS`). The lower end is 0 if an iso
 
 **Loadings.** With ``c = 1/sqrt(1 + T)``, the interval of an exact loading is ``[min(v, v/c), max(v, v/c)] -+ w sd``,
 ``sd² = sum over j of v_j² s_ij² / max(gap - half of that deviation, .3 s_ij)²``. w is the normal quantile, or the
-Laplace quantile for such noise, at confidence .95; for the ten largest loadings, which are selected for their size, at
-``1 - .05 * 5/d`` (Benjamini & Yekutieli 2005, for five shown). Intervals are reported for single components with
+Laplace quantile for such noise, at confidence .95; for the ten largest loadings, any of which is read as one
+selected of d for its size, at ``1 - .05/d`` (Bonferroni). Intervals are reported for single components with
 T < 1/2 and no isolated neighbour within 6.5 s_ij: two equal ones are farther apart in one release of 200.
 
 c and 4.9 were fitted on matrices of pure noise. Coverage: `benchmarks/coverage.py`.
@@ -72,8 +72,6 @@ _LEAST_GAP = 1e-6
 _NO_TANGENT = 1e-30
 _SELECTED = 10
 """Number of largest loadings of a component with intervals adjusted for selection."""
-_SHOWN = 5
-"""Least number of loadings shown, for this adjustment."""
 _WISHART = {EdgeKind.WISHART, EdgeKind.TWO_SIDED_WISHART, EdgeKind.NUCLEAR}
 _EXCESS = {
     EdgeKind.NORMAL: 0.0,
@@ -210,9 +208,7 @@ class Spectrum:
         deviations = np.sqrt(vectors**2 @ narrowed)
         loadings, size = vectors[:, i], len(vectors)
         widths = np.full(size, self._quantile(0.05))
-        widths[np.argsort(-np.abs(loadings), kind="stable")[:_SELECTED]] = self._quantile(
-            0.05 * min(_SHOWN, size) / size
-        )
+        widths[np.argsort(-np.abs(loadings), kind="stable")[:_SELECTED]] = self._quantile(0.05 / size)
         ends = np.stack([loadings, loadings * math.sqrt(1 + tangent)])
         reach = widths * deviations
         interval: Values = np.column_stack([ends.min(axis=0) - reach, ends.max(axis=0) + reach])

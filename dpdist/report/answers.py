@@ -94,7 +94,7 @@ def regression(result: Regression, release: Release) -> str:
     last = f"R² {result.r2.value:.3f}, between {outward(low, high)}: of the variance of {result.target} {about}."
     columns = counted(len(result.names), "column")
     return "\n".join([
-        wrapped(f"Regression of {result.target} on {columns} {clipped_rows(release).describe()}"),
+        wrapped(f"Regression of {result.target} on {columns} {clipped_rows(release).describe()}{shrunk(result)}."),
         *aligned(rows),
         *([wrapped(f"{counted(omitted, 'column')} closer to 0 are not shown.")] if omitted else []),
         wrapped(last),
@@ -120,6 +120,15 @@ def _unknown(result: Regression) -> str:
         f"{listed(result.unknown)}: not above the noise, {'coefficient' if single else 'coefficients'} unknown. "
         f"A public range ({parameter('schema')}) or a larger epsilon may help."
     )
+
+
+def shrunk(result: Regression) -> str:
+    """Return what the ridge leaves of the slopes, as the end of a sentence; empty without a ridge."""
+    if not result.ridge or result.shrinkage is None:
+        return ""
+    least, most = (f"{share:.2g}" for share in (min(result.shrinkage), max(result.shrinkage)))
+    kept = least if least == most else f"{least} to {most}"
+    return f", SHRUNK by a ridge, which keeps {kept} of a slope of least squares"
 
 
 def _ridge(result: Regression) -> str:
@@ -158,11 +167,17 @@ def _cells(estimate: Estimate) -> tuple[str, str, str]:
     population = estimate.population_interval
     if not math.isfinite(estimate.noise):
         return "unknown", "-", "-"
-    return f"{estimate.value:.4g}", _between(estimate.interval), "-" if population is None else _between(population)
+    return f"{estimate.value:.4g}", between(estimate.interval), "-" if population is None else between(population)
 
 
-def _between(ends: tuple[float, float]) -> str:
-    return f"{ends[0]:.3g} .. {ends[1]:.3g}"
+def between(ends: tuple[float, float]) -> str:
+    """Return an interval with at least three digits, and so many that its ends differ."""
+    low, high = next(texts for digits in range(3, 18) if (texts := _texts(ends, digits))[0] != texts[1] or digits == 17)
+    return f"{low} .. {high}"
+
+
+def _texts(ends: tuple[float, float], digits: int) -> tuple[str, str]:
+    return f"{ends[0]:.{digits}g}", f"{ends[1]:.{digits}g}"
 
 
 def outward(low: float, high: float) -> str:

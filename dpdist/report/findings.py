@@ -15,7 +15,7 @@ from dpdist.errors import BelowNoiseError
 from dpdist.pca.alignment import Alignment, Values, alignment
 from dpdist.pca.components import Components, about_mean
 from dpdist.release.artefact import Release
-from dpdist.report.answers import BELOW_NOISE, about_intervals, common_power, digits, in_units, outward
+from dpdist.report.answers import BELOW_NOISE, about_intervals, common_power, digits, in_units, outward, shrunk
 from dpdist.report.charts import bar, explained, image, shortened_name, spectrum
 from dpdist.report.plots import forest
 from dpdist.report.text import between, count_text, mark
@@ -266,7 +266,7 @@ def _explained(release: Release, result: Regression, scale: Values, target: int,
         refusal="",
         summary=minus(
             f"{counted(len(result.names), 'column')} explain{'s' * (len(result.names) == 1)} {share}: R² is "
-            f"{result.r2.value:.3f}, between {outward(*result.r2_interval)}."
+            f"{result.r2.value:.3f}, between {outward(*result.r2_interval)}{shrunk(result)}."
         ),
         warning=BELOW_NOISE if result.drowned else "",
         chart=explained(result),

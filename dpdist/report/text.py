@@ -15,11 +15,13 @@ from dpdist.mechanisms.info import MechanismInfo, Output
 from dpdist.moment.cost import INGEST, ClusterCost
 from dpdist.naming import parameter, step
 from dpdist.pca.alignment import SHOWN, Alignment
+from dpdist.pca.bias import ClippedRows, clipped_rows
 from dpdist.pca.correlation import Correlation
 from dpdist.pca.forecast import GOOD, Forecast, Person
 from dpdist.pca.noise_edge import CONFIDENCE
 from dpdist.pca.orbit import FAILURE, OrbitForecast
 from dpdist.privacy.checks import cautions_message
+from dpdist.release.artefact import Release
 from dpdist.release.request import Parts, ReleaseRequest
 
 _FIELDS = ("output", "law", "sensitivity", "claimed", "proved", "arithmetic", "cost", "reference")
@@ -61,7 +63,7 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
     )
 
 
-def alignment(result: Alignment) -> str:
+def alignment(result: Alignment, lengths: ClippedRows) -> str:
     """Return a table of eigenvalues, and of the alignment of components with the exact ones."""
     heads = ("no.", "eigenvalue", "without noise", "true value, 95 %", "alignment", "between")
     rows: list[tuple[str, ...]] = []
@@ -78,7 +80,9 @@ def alignment(result: Alignment) -> str:
     narrow = [*heads[:2], *(max(head.split(), key=len) for head in heads[2:])]
     widths = [max(len(cell) for cell in column) for column in zip(narrow, *rows, strict=True)]
     legend = [
-        "True values are those of the clipped rows.",
+        ""
+        if lengths.longest is not None
+        else "A true value is that of the clipped rows; that of the rows as they are may be outside its interval.",
         "" if result.rounding is None else result.rounding.describe(),
         f"{ALIGNED} {SURE}" if result.counted else "",
         _UNDISTINGUISHED if result.counted < len(result.eigenvalues) else "",
@@ -101,7 +105,10 @@ def mark(result: Alignment, component: int) -> str:
 def count_text(result: Alignment) -> str:
     """Return how many components can be distinguished from noise, and which not from one another."""
     if result.counted:
-        text = f"{counted(result.counted, 'component')} can be distinguished from noise and from the rest of the table."
+        text = (
+            f"{counted(result.counted, 'component')} can be distinguished from noise and from the rest of the table. "
+            "That is true of these rows: where columns are independent, a sample has such components, too."
+        )
         for group in result.groups:
             if len(group) > 1 and group.start < len(result.eigenvalues):
                 cosine = result.squared_cosines[group.start]
@@ -166,8 +173,9 @@ def largest_loadings(vector: npt.NDArray[np.float64], ends: npt.NDArray[np.float
     return ", ".join(entries)
 
 
-def standardised(result: Correlation, names: Sequence[str]) -> str:
+def standardised(result: Correlation, release: Release) -> str:
     """Return a table of components of a correlation matrix, with shares of variance and largest loadings."""
+    names, lengths = release.names, clipped_rows(release)
     heads, directions = (
         ("no.", "share of variance", "between", "alignment", "largest loadings"),
         result.alignment,
@@ -191,8 +199,9 @@ def standardised(result: Correlation, names: Sequence[str]) -> str:
     width = max(shutil.get_terminal_size().columns - sum(widths) - len(widths) * len(_GAP), _NARROWEST)
     lines = [_row(row, (*widths, width)) for row in rows]
     legend = (
-        "Components of the correlation matrix, with columns standardised by released variances. A share, an "
-        "alignment or a loading is between its ends in about nine of ten releases or more, with respect to the noise."
+        f"Components of the correlation matrix {lengths.describe()}, with columns standardised by released variances. "
+        "A share, an alignment or a loading of these rows is between its ends in about nine of ten releases or more, "
+        f"with respect to the noise{lengths.caveat}."
     )
     if directions is not None:
         legend += f" {count_text(directions)} {ALIGNED} {_without_loadings(directions)}".rstrip()

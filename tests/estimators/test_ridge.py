@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ from dpdist.answers.regression import regressions
 from dpdist.errors import BelowNoiseError, BelowNoiseWarning, DataError, UsageError
 from dpdist.ledger.in_memory import Register
 from dpdist.ledger.ledger import Ledger
+from dpdist.report.answers import between
+from dpdist.report.answers import regression as regression_text
 
-pytestmark = pytest.mark.filterwarnings("ignore:Rows of the same number and kind were released")
+pytestmark = pytest.mark.filterwarnings("ignore:As many rows were released")
 Floats = npt.NDArray[np.float64]
 FINE: dict[str, Any] = {"epsilon": 10**5, "delta": 1e-6, "clip": 9.0, "budget_epsilon": 10**6, "grid_bits": 20}
 
@@ -179,8 +182,40 @@ def test_columns_that_may_explain_nothing_come_with_a_warning() -> None:
         for _ in range(4):
             asked.fit(x, y)
     drowned = [str(each.message) for each in said if each.category is BelowNoiseWarning]
-    assert drowned
-    assert "may explain nothing of y" in drowned[0]
+    assert any("may explain nothing of y" in text for text in drowned)
+
+
+def test_a_ridge_says_how_much_of_the_slopes_of_least_squares_it_keeps() -> None:
+    """The stated shrinkage is that of the exact moment of the clipped rows, and a fit below .9 warns."""
+    random = np.random.default_rng(4)
+    x = random.normal(size=(1500, 4))
+    y = x @ [1.0, -1, 0.5, 0] + random.normal(size=1500)
+    with pytest.warns(BelowNoiseWarning, match=r"not the slopes of least squares: the ridge keeps 0\.\d+ to 0\.\d+ of"):
+        model = PrivateRidge(epsilon=1, delta=1e-6, clip=5.0).fit(x, y)
+    rows = np.column_stack([x, y])
+    rows *= np.minimum(1, model.release_.bound.shortened_norm / np.linalg.norm(rows, axis=1))[:, None]
+    about = rows[:, :4] - rows[:, :4].mean(axis=0)
+    exact = about.T @ about
+    kept = np.diag(np.linalg.solve(exact + model.ridge_ * np.eye(4), exact))
+    assert kept.max() < 0.9
+    assert np.abs(model.shrinkage_ - kept).max() < 0.1
+    least = np.linalg.lstsq(np.column_stack([rows[:, :4], np.ones(1500)]), rows[:, 4])[0][:4]
+    assert model.coef_[0] / least[0] == pytest.approx(kept[0], abs=0.2)  # .1 of noise
+    said = " ".join(regression_text(regressions(model.release_, [4], range(4))[0], model.release_).split())
+    assert re.match(
+        r"Regression of \S+ on 4 columns of rows clipped to norm [^,]+, SHRUNK by a ridge, which keeps", said
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BelowNoiseWarning)
+        large = PrivateRidge(epsilon=8, delta=1e-6, clip=4.0).fit(np.tile(x, (20, 1)) + 1e-9, np.tile(y, 20))
+        parts = PrivateRidge.from_release(large.release_, "y", n_components=4)
+    assert large.shrinkage_.tolist() == [1, 1, 1, 1]
+    assert parts.shrinkage_ is None
+
+
+def test_no_interval_of_width_zero_is_printed() -> None:
+    assert between((-0.068281, -0.068279)) == "-0.068281 .. -0.068279"
+    assert between((1.0, 2.0)) == "1 .. 2"
 
 
 def test_principal_components_are_another_way_to_regress() -> None:

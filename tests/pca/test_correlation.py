@@ -107,7 +107,7 @@ def test_columns_that_do_not_stand_above_the_noise_are_left_out_and_named() -> N
     assert np.allclose(found.components.components @ found.components.components.T, np.eye(3))
     truth = np.linalg.eigvalsh(np.delete(np.delete(TRUE, 2, 0), 2, 1))[::-1][:3] / 5
     assert np.allclose(found.shares, truth, atol=0.02)
-    said = " ".join(standardised(found, NAMES).split())
+    said = " ".join(standardised(found, release).split())
     assert "1 column was omitted (not above the noise): c2." in said
     with pytest.raises(UsageError, match="6 components were requested, but the correlation matrix has only the 5 of"):
         correlation(release, 6)

@@ -21,6 +21,7 @@ from dpdist.errors import BelowNoiseError, UsageError
 from dpdist.estimators.fit import guarantee_of
 from dpdist.ledger.ledger import Ledger
 from dpdist.pca.alignment import Alignment, Values
+from dpdist.pca.bias import ClippedRows
 from dpdist.pca.correlation import correlation
 from dpdist.pipeline import budget
 from dpdist.pipeline.release import combine_releases, release_rows
@@ -312,13 +313,16 @@ def test_all_colours_stand_out_of_their_grounds_in_light_and_in_the_dark() -> No
         assert min(contrast(colours[part], colours["page"]) for part in ("seen", "plus", "minus", "noise", "bad")) >= 3
 
 
+CLIPPED = ClippedRows(1.0, None, None)
+
+
 def test_a_table_of_which_all_is_noise_breaks_no_word_and_says_what_helps() -> None:
     values = np.array([5.4, 1.9])
     nothing, something = told(values, 0, 7.1), told(values, 0, 3.0)
-    words = " ".join(words_of.alignment(nothing).split())
+    words = " ".join(words_of.alignment(nothing, CLIPPED).split())
     assert "clipped" in words
     assert words.count("unknown") == 3  # in the legend, too
     assert "No component can be distinguished from noise. A larger epsilon or more rows may reveal some" in words
-    words = " ".join(words_of.alignment(something).split())
+    words = " ".join(words_of.alignment(something, CLIPPED).split())
     assert "No single component can be distinguished, but there is more than noise" in words
-    assert "may reveal some" not in words_of.alignment(told(values, 2, 1.0))
+    assert "may reveal some" not in words_of.alignment(told(values, 2, 1.0), CLIPPED)
