@@ -250,7 +250,8 @@ class Parquet(Columnar):
         with self.path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - 8))
-            return _DECODED * min(size, int.from_bytes(file.read(4), "little"))
+            footer: int = min(size, int.from_bytes(file.read(4), "little"))
+            return _DECODED * footer
 
     def numbers(self, keep: Places, fragment: Fragment) -> Generator[Rows]:
         if fragment is not None or len(keep) <= (_MOST_READ if self._largest <= _ROW_GROUP else _COLUMNS):
