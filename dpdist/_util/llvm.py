@@ -1,7 +1,4 @@
-"""Code in LLVM's intermediate representation, for functions that numba compiles. Addresses are 64-bit integers.
-
-Cached machine code belongs to the file of its function: who changes this file also changes the files that use it.
-"""
+"""Code in LLVM's intermediate representation, for functions that numba compiles. Addresses are 64-bit integers."""
 
 from __future__ import annotations
 

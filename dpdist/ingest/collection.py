@@ -116,7 +116,8 @@ class Collection:
         """Raise DataError if a column does not hold real numbers."""
         if self.schema is not None:
             return
-        kinds = {self.names[index]: self.data.dtypes.iloc[index] if self.framed else self.data.dtype for index in keep}
+        dtypes = list(self.data.dtypes) if self.framed else [self.data.dtype] * len(self.names)
+        kinds = {self.names[index]: dtypes[index] for index in keep}
         bad = [f"{name!r} ({kind})" for name, kind in kinds.items() if _stored(kind) is None]
         if bad:
             raise DataError(

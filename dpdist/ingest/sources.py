@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from functools import partial
 from hashlib import sha256
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +16,7 @@ import pyarrow as pa
 from dpdist._util import interruption
 from dpdist._util.paths import require_plain
 from dpdist.errors import DataError, DpdistError, UsageError
+from dpdist.ingest.other_kinds import START, refusal
 from dpdist.ingest.readers import isolated
 from dpdist.ingest.readers.anndata import AnnDataStore, H5ad
 from dpdist.ingest.readers.base import Choices, attempt
@@ -55,12 +56,6 @@ KINDS: dict[str, type[Source]] = {
     ".vcf": Vcf,
     ".vcf.gz": Vcf,
 }
-_CURES = {
-    (".ipc",): "under a name that ends with .arrow",
-    (".tsv", ".tab"): r"as .csv; in Python: pandas.read_csv(FILE, sep='\t').to_csv(NEW, index=False)",
-    (".xlsx", ".xls", ".ods"): "as .csv; in Python: pandas.read_excel(FILE).to_csv(NEW, index=False)",
-}
-"""How to convert an unsupported file."""
 _ICEBERG = "metadata"
 _LAKES = {
     "Delta Lake": (
@@ -255,6 +250,8 @@ class Opener:
             for remote in (location, *companions):
                 attempt(remote, partial(remote.fetch, folder))
             location = folder / location.name
+        if kind in KINDS.values() and kind is not Store and (reason := _refusal(location)):
+            raise DataError(f"{location} is {reason}")
         source = kind(location, self._scratch_dir, self._choices, entry.keys)
         if kind.fragile and isolated.ISOLATED:
             source = IsolatedSource(location, self._scratch_dir, self._choices, entry.keys, source, self.process)
@@ -362,19 +359,29 @@ def text_columns_at(
     return set()
 
 
+def _suffix(location: SourceLocation) -> str:
+    """Return the suffix of a file that is read, or an empty string."""
+    name = location.name.lower()
+    return next((suffix for suffix, kind in KINDS.items() if kind is not Store and name.endswith(suffix)), "")
+
+
+def _refusal(location: SourceLocation) -> str | None:
+    def start() -> bytes:
+        with location.open("rb") as file:
+            return file.read(START)
+
+    return refusal(PurePath(location.name), attempt(location, start), _suffix(location), KINDS)
+
+
 def _kind(location: SourceLocation) -> type[Source]:
     if attempt(location, location.is_dir):
         if is_store(location):
             return AnnDataStore if is_anndata(location) else VcfZarr if is_vcf_zarr(location) else Store
     elif attempt(location, location.is_file):
-        for suffix, kind in KINDS.items():
-            if kind is not Store and location.name.lower().endswith(suffix):
-                return kind
-        cures = [f" Save it {cure}." for suffixes, cure in _CURES.items() if location.name.lower().endswith(suffixes)]
-        raise DataError(
-            f"{location} is not of a supported kind ({', '.join(KINDS)})."
-            f"{''.join(cures) or ' Move it elsewhere if it is not a table.'}"
-        )
+        suffix = _suffix(location)
+        if suffix:
+            return KINDS[suffix]
+        raise DataError(f"{location} is {_refusal(location)}")
     if isinstance(location, Remote):
         raise DataError(
             f"{location} does not exist, or the store denies access. Check the address and your credentials."
@@ -383,5 +390,10 @@ def _kind(location: SourceLocation) -> type[Source]:
         raise DataError(
             f"{location} is a folder within a folder. Only folders named KEY=VALUE are read: move its files up, or "
             "ingest it by itself."
+        )
+    if location.is_symlink():
+        raise DataError(
+            f"{location} is a link to a file that does not exist. Restore it; if git-annex manages it: git annex "
+            "get FILE."
         )
     raise DataError(f"{location} is not a file, or does not exist. Pass a file or a folder of files.")

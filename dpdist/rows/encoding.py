@@ -458,11 +458,11 @@ def units_of(schema: Schema, columns: Mapping[str, Any], key: bytes) -> npt.NDAr
 def columns_of(frame: Any, names: Sequence[str]) -> dict[str, Any]:
     """Return columns of a pandas DataFrame as Arrow arrays by name."""
     columns = {}
-    labels = list(map(str, frame.columns))
+    places = {str(label): place for place, label in enumerate(frame.columns)}
     for name in names:
         column = None
         with quiet(), suppress(pa.ArrowException, TypeError, ValueError, OverflowError):  # their texts quote a cell
-            values = frame.iloc[:, labels.index(name)]
+            values = frame.iloc[:, places[name]]
             column = pa.Array.from_pandas(values)
         days = column is not None and pa.types.is_date(column.type) and values.dtype == object
         if column is None or (days and any(isinstance(value, datetime) for value in values)):  # Arrow drops hours

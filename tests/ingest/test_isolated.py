@@ -16,11 +16,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.ingest_scene import stored
 from support.misbehaving import Misbehaving
 
 from dpdist.errors import DataError, DpdistError
 from dpdist.ingest.readers import isolated
 from dpdist.ingest.readers.isolated import ReaderProcess
+from dpdist.ingest.write import ingest
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="only there is memory limited"),
@@ -38,13 +40,25 @@ def test_a_crash_and_a_hang_are_told(process: Any, tmp_path: Path, monkeypatch: 
     source = Misbehaving(tmp_path / "t.h5ad")
     monkeypatch.setattr(isolated, "_PATIENCE", 1)
     for question, message in (
-        ("crashing", r"t\.h5ad cannot be read: .* its library crashes"),
+        (
+            "crashing",
+            r"t\.h5ad cannot be read: it is damaged or takes too much memory, .* crashes\. .* save it",
+        ),
         ("hanging", r"t\.h5ad cannot be read: .* its library hangs"),
         ("hungry", r"t\.h5ad cannot be read: it takes more memory than it declares"),
     ):
         with pytest.raises(DataError, match=message):
             process.ask(source, question)
         assert process.ask(source, "names") == ("a",)  # by the next process, if need be
+
+
+def test_a_parquet_file_of_very_many_columns_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrow takes 20 KB of memory for each, which its footer declares."""
+    monkeypatch.setattr(isolated, "_MEMORY", 32 << 20)
+    rows = np.arange(60_000, dtype=np.float32).reshape(3, -1)
+    pq.write_table(pa.table(list(rows.T), names=[f"c{i}" for i in range(rows.shape[1])]), tmp_path / "wide.parquet")
+    ingest(tmp_path / "wide.parquet", tmp_path / "rows.zarr")
+    assert np.array_equal(stored(tmp_path / "rows.zarr"), rows)
 
 
 def test_libraries_print_nothing(process: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -158,8 +158,6 @@ def test_an_entry_that_is_a_whole_row_never_reaches_a_power_of_two(bits: int) ->
 
 ELSEWHERE = """
 import hashlib
-import numba.core.caching
-numba.core.caching.CacheImpl._locator_classes = []  # no folder that machine code can be kept in
 import numpy as np
 from dpdist.moment.gram import available, fastest, gram_sum
 from dpdist.rows.bounding import DITHERED, RowBound
@@ -188,6 +186,7 @@ def test_another_processor_that_keeps_no_machine_code_gives_the_same_bits_and_re
         [sys.executable, "-c", ELSEWHERE], check=True, capture_output=True, text=True,
         env={
             **os.environ, "NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma", "MALLOC_PERTURB_": "85",
+            "NUMBA_CACHE_DIR": "/dev/null",  # no folder that machine code can be kept in
         },
     )  # fmt: skip
     assert run.stdout.split() == ["AVX2", "AVX2", "FLOAT64", *expected]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,8 @@ import numpy as np
 import pytest
 
 machine_code = pytest.importorskip("dpdist._util.machine_code")
+
+ROOT = Path(__file__).parents[2]
 
 
 def twice(numbers: Any) -> float:
@@ -22,27 +27,88 @@ def twice(numbers: Any) -> float:
     return total
 
 
-def test_machine_code_that_cannot_be_kept_is_used_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk may be full at the first use of a type, in the middle of a pass."""
+@pytest.fixture(autouse=True)
+def homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(machine_code.config, "CACHE_DIR", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "dpdist"
+
+
+def used() -> int:
+    """Compile a function for two types, and return how many of them the cache had."""
+    doubled = machine_code.compiled(twice, nogil=True)
+    assert [doubled(np.ones(3)), doubled(np.ones(3, np.float32))] == [6.0, 6.0]
+    return sum(doubled.stats.cache_hits.values())
+
+
+def test_machine_code_is_kept_in_a_private_cache_folder_of_the_user_or_where_numba_is_told_to(
+    homes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    umask = os.umask(0)
+    try:
+        assert [used(), used()] == [0, 2]
+    finally:
+        os.umask(umask)
+    assert {path.stat().st_mode & 0o777 for path in (homes.parent, homes, *homes.iterdir())} == {0o700}
+    monkeypatch.setattr(machine_code.config, "CACHE_DIR", str(tmp_path / "numba"))
+    assert [used(), used()] == [0, 2]
+    monkeypatch.setattr(machine_code.config, "CACHE_DIR", "")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert [used(), used()] == [0, 2]
+    assert list((tmp_path / "home" / ".cache" / "dpdist").rglob("*.nbc"))
+
+
+def test_machine_code_is_not_read_from_a_folder_that_others_can_write(
+    homes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Machine code that somebody else has put there would be executed."""
+    assert used() == 0
+    (folder,) = homes.iterdir()
+    for place, mode in ((folder, 0o750), (folder, 0o702), (homes, 0o777)):
+        before = place.stat().st_mode
+        place.chmod(mode)
+        assert used() == 0, (place, mode)
+        place.chmod(before)
+    homes.chmod(0o1777)  # like /tmp: others cannot rename what is in it
+    assert used() == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(machine_code.os, "geteuid", lambda: os.getuid() + 1)
+        assert used() == 0
+
+
+def test_machine_code_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be no home, or a read-only one, and the disk may be full at the first use of a type, during a pass."""
     caching = pytest.importorskip("numba.core.caching")
 
     def refused(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "not here")
 
-    for place, name, value in (
-        (caching.CacheImpl, "_locator_classes", []),
-        (caching.tempfile, "TemporaryFile", refused),
-        (caching.IndexDataCacheFile, "save", refused),
-    ):
+    for place, name in ((Path, "mkdir"), (caching.IndexDataCacheFile, "save")):
         with monkeypatch.context() as patch:
-            patch.setattr(place, name, value)
-            doubled = machine_code.compiled(twice, nogil=True)
-            assert [doubled(np.ones(3)), doubled(np.ones(3, np.float32))] == [6.0, 6.0]
+            patch.setattr(place, name, refused)
+            assert [used(), used()] == [0, 0]
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert [used(), used()] == [0, 0]
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", no_home)
+    assert [used(), used()] == [0, 0]
 
 
-def test_machine_code_that_is_damaged_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_code.config, "CACHE_DIR", str(tmp_path))
+def no_home() -> None:
+    raise RuntimeError("Could not determine home directory.")
 
+
+def test_machine_code_of_another_type_is_made_anew(homes: Path) -> None:
+    """Two processes that compile for different types at the same time write to the same file."""
+    assert used() == 0
+    first, second = homes.rglob("*.nbc")
+    first.write_bytes(second.read_bytes())
+    assert used() == 1
+
+
+def test_machine_code_that_is_damaged_is_made_anew(homes: Path) -> None:
     def hits(signature: str | None) -> int:
         doubled = machine_code.compiled(twice, signature)
         assert doubled(np.ones(3)) == 6.0
@@ -52,11 +118,38 @@ def test_machine_code_that_is_damaged_is_made_anew(tmp_path: Path, monkeypatch: 
         ("nbi", b"", None), ("nbc", b"\x80", "float64(float64[::1])"), ("nbc", b"no machine code", None),
     ):  # fmt: skip
         assert [hits(signature), hits(signature)] == [0, 1]
-        for kept in tmp_path.rglob(f"*.{kind}"):
+        for kept in homes.rglob(f"*.{kind}"):
             kept.write_bytes(damage)
         assert [hits(signature), hits(signature)] == [0, 1]
-        for kept in tmp_path.rglob("*.nb?"):
+        for kept in homes.rglob("*.nb?"):
             kept.unlink()
+
+
+USED = """
+import numpy as np
+import dpdist
+from dpdist.rows.bounding import RowBound
+RowBound(3, 1.0, 12).apply(np.ones((9, 3)), np.empty((9, 3)))
+print(dpdist.__file__)
+"""
+
+
+def test_installing_anew_after_use_installs_the_package(homes: Path, tmp_path: Path) -> None:
+    """A file that use leaves beside the package keeps its folder, which then hides an editable installation."""
+    source, environment = tmp_path / "source", tmp_path / "environment"
+    shutil.copytree(ROOT / "dpdist", source / "dpdist")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    venv.create(environment)
+    (packages,) = environment.glob("lib/python*/site-packages")
+    (packages / "others.pth").write_text(sysconfig.get_path("purelib"))
+    python = environment / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
+    for options in ([], ["--editable"]):
+        subprocess.run([*pip, "--no-build-isolation", *options, str(source)], check=True, cwd=tmp_path)
+        found = subprocess.run([python, "-c", USED], check=True, cwd=tmp_path, capture_output=True, text=True).stdout
+        assert found.startswith(str(source if options else packages))
+    assert list(homes.rglob("*.nbc"))
 
 
 SHARED = """
@@ -78,10 +171,10 @@ def test_two_processors_that_share_a_folder_keep_their_machine_code_apart(tmp_pa
     script, folder = tmp_path / "shared.py", tmp_path / "kept"
     script.write_text(SHARED)
 
-    def kept(**processor: str) -> dict[str, bytes]:
+    def kept(**processor: str) -> dict[Path, bytes]:
         env = {**os.environ, "NUMBA_CACHE_DIR": str(folder), "PYTHONPATH": str(tmp_path), **processor}
         subprocess.run([sys.executable, str(script)], check=True, env=env)
-        return {path.name: path.read_bytes() for path in folder.rglob("*.nb?")}
+        return {path: path.read_bytes() for path in folder.rglob("*.nb?")}
 
     first = kept(NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="")
     both = kept()

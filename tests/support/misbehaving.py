@@ -16,6 +16,7 @@ class Misbehaving:
 
     path: Path
     unpacked: int = 0
+    decoded: int = 0
 
     @property
     def names(self) -> tuple[str, ...]:

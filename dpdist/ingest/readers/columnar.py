@@ -7,11 +7,14 @@ file, with its value from the folder name.
 from __future__ import annotations
 
 import math
+import os
 import re
 from abc import abstractmethod
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from decimal import Decimal
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -31,6 +34,7 @@ from dpdist.ingest.readers.base import (
     NoRowsError,
     Places,
     Rows,
+    attempt,
     attempt_each,
     attempted,
     changed,
@@ -48,8 +52,10 @@ from dpdist.storage.atomic import scratch
 
 _ROW_GROUP = 64 << 20  # bytes of a row group above which _COLUMNS columns at a time are unpacked
 _COLUMNS = 16
+_MOST_READ = 1 << 13  # columns unpacked at once: Arrow takes 18 KB for each, beside its pages
 _PAGES = 2 << 20  # bytes of pages per column that Arrow holds while it reads a row group
 _LARGEST = 1 << 30  # most bytes of a row group that are unpacked at once
+_DECODED = 128  # bytes in memory per byte of the metadata at the end of a file, with all columns being read
 _WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 """Without the digits of other scripts and the underscores that Python allows."""
@@ -90,6 +96,10 @@ def _type_of(kind: Any) -> np.dtype[np.generic] | None:
     return np.dtype(kind.to_pandas_dtype()) if pa.types.is_integer(kind) or pa.types.is_floating(kind) else None
 
 
+Read = Callable[[AbstractSet[str]], Iterator[Any]]
+"""Yields batches of named columns."""
+
+
 class Columnar(Tabular):
     """A file of columns in groups of rows."""
 
@@ -106,7 +116,7 @@ class Columnar(Tabular):
         """Number of rows."""
 
     @abstractmethod
-    def _batches(self, names: Sequence[str], fragment: Fragment) -> Iterator[Any]:
+    def _batches(self, fragment: Fragment, names: AbstractSet[str]) -> Iterator[Any]:
         """Yield columns of the file."""
 
     @cached_property
@@ -120,18 +130,18 @@ class Columnar(Tabular):
         return Head((*schema.names, *added), self._rows, kinds=kinds, indexes=indexes)
 
     def cells(self, columns: Places, fragment: Fragment = None) -> Generator[Any]:
-        return attempt_each(self.path, self._cells(columns, fragment))
+        return attempt_each(self.path, self._cells(columns, partial(self._batches, fragment)))
 
-    def _cells(self, columns: Places, fragment: Fragment) -> Iterator[Any]:
+    def _cells(self, columns: Places, read: Read) -> Iterator[Any]:
         names = [self.stored.names[column] for column in columns]
         keys = {key: None if text == _NULL else text for key, text in self.keys}
-        read = [name for column, name in zip(columns, names, strict=True) if column < len(self._schema)]
-        for batch in self._batches(read, fragment):
-            for name in set(read) & set(keys):  # a column that contradicts the folder name
+        stored = {name for column, name in zip(columns, names, strict=True) if column < len(self._schema)}
+        for batch in read(stored):
+            for name in stored & set(keys):  # a column that contradicts the folder name
                 if not all(_is_key(cell, keys[name]) for cell in batch.column(name).unique().to_pylist()):
                     raise DataError(f"{self.path} has a column named like its folder, with other values. {CURE}")
             arrays = [
-                batch.column(name) if name in read else pa.repeat(pa.scalar(keys[name], pa.string()), batch.num_rows)
+                batch.column(name) if name in stored else pa.repeat(pa.scalar(keys[name], pa.string()), batch.num_rows)
                 for name in names
             ]
             yield pa.RecordBatch.from_arrays(arrays, [str(column) for column in columns])
@@ -172,13 +182,14 @@ class Columnar(Tabular):
         return Survey(self._rows, np.result_type(*(STORED[kind.name] for kind in self._types(keep))).name)
 
     def numbers(self, keep: Places, fragment: Fragment) -> Generator[Rows]:
-        return attempt_each(self.path, self._numbers(keep, fragment, np.result_type(*self._types(keep))))
+        row = 0 if fragment is None else fragment[0]
+        dtype = np.result_type(*self._types(keep))
+        return attempt_each(self.path, self._numbers(keep, partial(self._batches, fragment), dtype, row))
 
-    def _numbers(self, keep: Places, fragment: Fragment, dtype: np.dtype[Any]) -> Iterator[Rows]:
+    def _numbers(self, keep: Places, read: Read, dtype: np.dtype[Any], row: int = 0) -> Iterator[Rows]:
         names = [self.stored.names[index] for index in keep]
         values = [self._key_value(index) for index in keep]
-        row = 0 if fragment is None else fragment[0]
-        for batch in self._cells(keep, fragment):
+        for batch in self._cells(keep, read):
             columns = []
             for name, value, cells in zip(names, values, batch.columns, strict=True):
                 column = cells if value is None else pa.repeat(pa.scalar(value.item()), batch.num_rows)
@@ -233,18 +244,31 @@ class Parquet(Columnar):
     def unpacked(self) -> int:
         return min(_LARGEST, self._largest)
 
+    @cached_property
+    @attempted
+    def decoded(self) -> int:
+        with self.path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 8))
+            footer: int = min(size, int.from_bytes(file.read(4), "little"))
+            return _DECODED * footer
+
     def numbers(self, keep: Places, fragment: Fragment) -> Generator[Rows]:
-        if fragment is not None or len(keep) <= _COLUMNS or self._largest <= _ROW_GROUP:
+        if fragment is not None or len(keep) <= (_MOST_READ if self._largest <= _ROW_GROUP else _COLUMNS):
             yield from super().numbers(keep, fragment)
             return
         # Arrow holds one or two pages per column, about 2 MiB each: more than a wide table
+        at_once = min(
+            _MOST_READ, len(self._schema) * _ROW_GROUP // max(1, self._largest), PIECE // (16 * max(1, self._rows))
+        )
+        width = max(_COLUMNS, at_once)
         dtype, rows = np.result_type(*self._types(keep)), self._rows
-        with scratch(self.scratch_dir, "unpacked", rows * len(keep) * dtype.itemsize) as folder:
-            plain = folder / "X"
+        with self._opened() as file, scratch(self.scratch_dir, "unpacked", rows * len(keep) * dtype.itemsize) as folder:
+            plain, read = folder / "X", partial(self._read, file, None)
             with plain.open("wb") as out:
-                for first in range(0, len(keep), _COLUMNS):
+                for first in range(0, len(keep), width):
                     start = 0
-                    for block in attempt_each(self.path, self._numbers(keep[first : first + _COLUMNS], None, dtype)):
+                    for block in attempt_each(self.path, self._numbers(keep[first : first + width], read, dtype)):
                         for index, column in enumerate(block.T, first):
                             out.seek((index * rows + start) * dtype.itemsize)
                             out.write(np.ascontiguousarray(column).data)
@@ -273,20 +297,31 @@ class Parquet(Columnar):
         ends = ends[np.append(ends[:-1] // rows != ends[1:] // rows, True)]
         return Fragments(ends[ends > 0], 2 * memory + 2 * PIECE)
 
-    def _batches(self, names: Sequence[str], fragment: Fragment) -> Iterator[Any]:
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        # small buffers, no pre-buffering: else Arrow loads whole columns of a row group
+        options = {"buffer_size": 1 << 14, "pre_buffer": False, "page_checksum_verification": True}
+        with (
+            attempt(self.path, partial(self.path.open, "rb")) as raw,
+            attempt(self.path, partial(pq.ParquetFile, raw, **options)) as file,
+        ):
+            if file.metadata.num_rows != self._metadata.num_rows:
+                raise changed(self.path)
+            yield file
+
+    def _read(self, file: Any, groups: list[int] | None, names: AbstractSet[str]) -> Iterator[Any]:
+        batch_rows = max(1, PIECE // (16 * max(1, len(names))))  # eight bytes decoded, and eight in transit
+        # no threads: they are hardly faster, and each takes memory
+        yield from file.iter_batches(batch_rows, row_groups=groups, columns=list(names), use_threads=False)
+
+    def _batches(self, fragment: Fragment, names: AbstractSet[str]) -> Iterator[Any]:
         groups = None
         if fragment is not None:
             begins = np.append(0, self._ends[:-1])
             inside = (begins >= fragment[0]) & (self._ends <= fragment[1]) & (begins < self._ends)
             groups = np.flatnonzero(inside).tolist()
-        batch_rows = max(1, PIECE // (16 * max(1, len(names))))  # eight bytes decoded, and eight in transit
-        # small buffers, no pre-buffering: else Arrow loads whole columns of a row group;
-        # no threads: they are hardly faster, and each takes memory
-        options = {"buffer_size": 1 << 14, "pre_buffer": False, "page_checksum_verification": True}
-        with self.path.open("rb") as raw, pq.ParquetFile(raw, **options) as file:
-            if file.metadata.num_rows != self._metadata.num_rows:
-                raise changed(self.path)
-            yield from file.iter_batches(batch_rows, row_groups=groups, columns=list(names), use_threads=False)
+        with self._opened() as file:
+            yield from self._read(file, groups, names)
 
 
 class Arrow(Columnar):
@@ -323,9 +358,9 @@ class Arrow(Columnar):
     def _rows(self) -> int:
         return self._facts[1]
 
-    def _batches(self, names: Sequence[str], fragment: Fragment) -> Iterator[Any]:  # noqa: ARG002 - it has one
+    def _batches(self, fragment: Fragment, names: AbstractSet[str]) -> Iterator[Any]:  # noqa: ARG002 - it has one
         schema = self._schema
-        fields = [index for index, name in enumerate(schema.names) if name in set(names)]
+        fields = [index for index, name in enumerate(schema.names) if name in names]
         batch_rows = max(1, PIECE // (16 * max(1, len(names))))
         with self.path.open("rb") as file:
             reader = self._opened(file, fields)

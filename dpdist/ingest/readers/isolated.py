@@ -158,9 +158,10 @@ class ReaderProcess:
             if kind == "rows":
                 value = self._child.rows(*value)
         except (EOFError, OSError):
-            failure = "hangs" if self._end() == -signal.SIGALRM else "crashes"
-            cure = "Repair or replace the file and ingest again."
-            message = f"{source.path} cannot be read: it is damaged, and its library {failure}. {cure}"
+            reason, cure = "it is damaged or takes too much memory, and its library crashes", ", or save it as .npy"
+            if self._end() == -signal.SIGALRM:
+                reason, cure = "it is damaged, and its library hangs", ""
+            message = f"{source.path} cannot be read: {reason}. Repair or replace the file{cure}, and ingest again."
             kind, value = DataError, (message,)
         if isinstance(kind, type):
             raise kind(*value)
@@ -295,9 +296,9 @@ class _Server:
             self._sources[number] = new
         source = self._sources[number]
         try:
-            self._limit(0)
+            self._limit(source.decoded)
             if question in _BEGIN or question == "next":
-                self._limit(_COPIES * source.unpacked)
+                self._limit(source.decoded + _COPIES * source.unpacked)
             if question == "next":
                 rows = next(self._blocks[number], None)
                 return ("value", None) if rows is None else ("rows", rows)
@@ -312,7 +313,7 @@ class _Server:
         except (DpdistError, UncutError) as error:
             return type(error), error.args
         except MemoryError:
-            return DataError, (
-                f"{source.path} cannot be read: it takes more memory than it declares. Repair or replace it.",
-            )
+            reason = "it takes more memory than it declares"
+            cure = "Repair or replace the file, or save it as .npy, and ingest again."
+            return DataError, (f"{source.path} cannot be read: {reason}. {cure}",)
         return "value", value

@@ -144,6 +144,11 @@ class Source(ABC):
         """Bytes that the library unpacks at once, or 0 if few."""
         return 0
 
+    @property
+    def decoded(self) -> int:
+        """Bytes that the metadata of the file may take in memory, by their stored length, or 0 if few."""
+        return 0
+
     def units(self, key: bytes, labels: Sequence[str] = ()) -> Generator[Rows]:  # noqa: ARG002 - for readers that can
         """Yield the privacy unit of every row, a keyed digest of 128 bits: uint64, shape (r, 2)."""
         raise DataError(f"{self.path} has no row labels. Declare the privacy unit in a schema.")
