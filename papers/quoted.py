@@ -2,8 +2,8 @@
 
 The statements as the papers use them: Davis & Kahan and Weyl (Jiang, Xie & Zhang, lemmas 3 and 4); the singular value
 decomposition, Laurent & Massart, Merikoski, Sarria & Tarazaga, von Neumann, the bound on a trace and Hadamard
-(Chanyaswad et al., theorem 1 and lemmas 1 to 5); the Laplace and the exponential mechanism, and the utility of the
-latter (Mangoubi et al., theorems 5.2 to 5.4)::
+(Chanyaswad et al., theorem 1 and lemmas 1 to 5); the Laplace and the exponential mechanism, the utility of the latter,
+and packing numbers beside covering numbers (Mangoubi et al., theorems 5.2 to 5.4, and (4))::
 
     python -m papers.quoted
 
@@ -105,10 +105,26 @@ def utility(source: Source) -> float:
     return float(share[u <= u.max() - 2 * (math.log(20) + t) / epsilon].sum() * math.exp(t))
 
 
+def packing_covering(source: Source) -> float:
+    """Cover with at most as many balls as points can be farther apart than r; and of these, by 2r, at most as many."""
+    points, radius = source.normal(size=(8, 2)), source.uniform(0.2, 2)
+    distances = np.linalg.norm(points[:, None] - points, axis=2)
+    chosen = (np.arange(1, 2**8)[:, None] >> np.arange(8)) & 1  # every set of points
+    sizes = chosen.sum(axis=1)
+
+    def packed(apart: float) -> int:
+        near = (distances <= apart) & ~np.eye(8, dtype=bool)
+        return int(sizes[np.einsum("si,ij,sj->s", chosen, near.astype(int), chosen) == 0].max())
+
+    covered = int(sizes[(chosen @ (distances <= radius) > 0).all(axis=1)].min())
+    return max(covered / packed(radius), packed(2 * radius) / covered)
+
+
 FACTS: dict[str, Callable[[Source], float]] = {
     "sin theta": sin_theta, "Weyl": weyl, "singular values": decomposition, "Laurent & Massart": laurent_massart,
     "Merikoski et al.": merikoski, "von Neumann": von_neumann, "trace": trace, "Hadamard": hadamard,
     "Laplace mechanism": laplace, "exponential mechanism": exponential, "its utility": utility,
+    "packing and covering": packing_covering,
 }  # fmt: skip
 
 

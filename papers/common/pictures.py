@@ -43,6 +43,7 @@ _LOOKS = {
     "wishart": (ORANGE, "-", "s"),
     "power": (GREEN, "-", "s"),
     "laplace": (_WINE, "-", "s"),
+    "nuclear": (_INDIGO, "-", "^"),
     "two-sided-wishart": (RED, "-", "s"),
     "random": ("0.55", "-", ""),
 }

@@ -139,8 +139,8 @@ def picture(path: Path, panels: Sequence[Panel], table: list[Json]) -> None:
             ax.set_title(f"{panel.name}: error of {what} / λ₁", fontsize=9)
             ax.grid(alpha=0.3)
     figure.suptitle(
-        "Spectral norm; smallest, mean and largest of runs. Dashed: as published, "
-        "solid: what is proved; delta, where there is one, 0.01 and 1e-6.",
+        "Spectral norm; smallest, mean and largest of runs.\n"
+        "Dashed: as published, delta 0.01 where there is one. Solid: what is proved, delta 1e-6.",
         fontsize=10,
     )
     pictures.legend_below(figure, axes[0], 4)

@@ -9,7 +9,7 @@ import numpy as np
 
 from papers.common.runs import Json
 
-FEWEST = 5
+FEWEST = 10
 """With fewer runs there are no quantiles to speak of, and nothing is compared."""
 QUANTILES = (0.05, 0.5, 0.95)
 _STEPS = 24
@@ -50,7 +50,7 @@ def agreeing(scan: dict[str, Json], printed: float) -> list[float] | None:
 
     Examples
     --------
-    >>> scan = {"0.1": spread([8.0, 9, 10, 11, 12]), "1": spread([4.0, 5, 6, 7, 8])}
+    >>> scan = {"0.1": spread([8.0, 9, 10, 11, 12] * 2), "1": spread([4.0, 5, 6, 7, 8] * 2)}
     >>> [round(e, 2) for e in agreeing(scan, 10.5)[:2]], agreeing(scan, 3.0), agreeing({"1": spread([1.0])}, 1.0)
     ([0.1, 0.11], [], None)
     """
@@ -70,7 +70,7 @@ def in_words(found: list[float] | None, scan: dict[str, Json], printed: float) -
 
     Examples
     --------
-    >>> scan = {"0.1": spread([8.0, 9, 10, 11, 12]), "1": spread([4.0, 5, 6, 7, 8])}
+    >>> scan = {"0.1": spread([8.0, 9, 10, 11, 12] * 2), "1": spread([4.0, 5, 6, 7, 8] * 2)}
     >>> in_words(agreeing(scan, 10.5), scan, 10.5), in_words(agreeing(scan, 3.0), scan, 3.0)
     ('0.1 or less to 0.2', 'none: printed is smaller')
     """

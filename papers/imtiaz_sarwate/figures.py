@@ -223,15 +223,19 @@ def panels_of(asked: Asked) -> list[Panel]:
 
 
 def results_of(panels: Sequence[Panel], means: list[Json]) -> Iterator[str]:
-    """Yield the captured energy of figure 1 as lines of text."""
+    """Yield the captured energy of both figures as lines of text."""
     for panel in panels:
-        yield f"Captured energy in % of SVD, {panel.name}, n = {panel.rows}, by epsilon"
-        yield f"{'':17}" + "".join(f"{epsilon:>7}" for epsilon in panel.epsilons)
-        for label in METHODS:
-            found = {m["epsilon"]: f"{m['mean']:.1f}" for m in means
-                     if (m["figure"], m["data"], m["method"]) == (1, panel.name, label)}  # fmt: skip
-            if label not in FREE_OF_EPSILON:
-                yield f"{label:17}" + "".join(f"{found.get(epsilon, ''):>7}" for epsilon in panel.epsilons)
+        for figure, name, places, at in (
+            (1, "epsilon", panel.epsilons, f"n = {panel.rows}"),
+            (2, "n", panel.samples, f"epsilon = {panel.epsilon}"),
+        ):
+            yield f"Captured energy in % of SVD, {panel.name}, {at}, by {name}"
+            yield f"{'':17}" + "".join(f"{place:>7}" for place in places)
+            for label in METHODS:
+                found = {m[name]: f"{m['mean']:.1f}" for m in means
+                         if (m["figure"], m["data"], m["method"]) == (figure, panel.name, label)}  # fmt: skip
+                if label not in FREE_OF_EPSILON:
+                    yield f"{label:17}" + "".join(f"{found.get(place, ''):>7}" for place in places)
 
 
 def drawn(panel: Panel, folder: Path | None) -> tuple[Any, Json, Json]:

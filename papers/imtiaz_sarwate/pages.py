@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from papers.common.runs import Json
 from papers.imtiaz_sarwate.published import LABELS
 
+_WORDS = {True: "yes", False: "no", None: "too few runs"}
+
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     lines = [list(head), ["---"] * len(head), *rows]
@@ -89,7 +91,7 @@ def table_page(found: Json) -> str:
                 (
                     f"*{one['method']}*" if one["method"] in LABELS else one["method"],
                     str(one.get("printed", "")),
-                    one.get("in words", {True: "yes", False: "no"}.get(one.get("agrees", ""), "")),
+                    one.get("in words", _WORDS[one["agrees"]] if "agrees" in one else ""),
                     str(min(run["runs"] for run in one["scan"].values())),
                     *(_run(one["scan"][e]) if e in one["scan"] else "" for e in ("any", *epsilons)),
                 )
@@ -105,7 +107,7 @@ def _together(one: Json) -> tuple[str, ...]:
         one["data"],
         one["split"],
         one["classifier"],
-        "yes" if one["SVD agrees"] else "no",
+        _WORDS[one["SVD agrees"]],
         ", ".join(one["agree nowhere"]),
         ", ".join(one["not compared"]),
         "none" if not ends else " to ".join(dict.fromkeys(f"{end:.2g}" for end in ends)),

@@ -1,13 +1,13 @@
 """PPM of Imtiaz & Sarwate (2016) as an attack: what delta its frames show for rows, at its claimed epsilon.
 
-Its claim is about one entry of the moment. Here two tables of 152 columns differ in one row; there are 15 times as many
-columns as components, as in the paper's MNIST. The change is ``D = v v^T - w w^T`` with ``v = (h + u) / sqrt(2)`` and
-``w = (h - u) / sqrt(2)``, so ``D h = u``. The columns h_1 .. h_k of a Hadamard matrix, whose entries all have the size
-``1/sqrt(d)``, are eigenvectors with eigenvalues that fall by factors of 5, from 2 10^9 squared clip norms to 1000; h is
-the last of them, and u another column, of eigenvalue 0. So the frames soon are near (h_1 .. h_k), whose largest entry,
-and with it the noise, is the smallest possible. The attacker sees the frames of all 12 rounds, which are public in the
-algorithm, and takes the likelihood ratio of ``u^T Y_l h``, the only place where D is seen. How often it exceeds
-``exp(epsilon)`` with either table bounds delta from below::
+Its claim is about one entry of the moment. Here two tables of unit rows with 152 columns differ in one row; there are
+15 times as many columns as components, as in the paper's MNIST. The columns h_1 .. h_k and u of a Hadamard matrix
+have entries of the size ``1/sqrt(d)`` only. Both tables hold each h_i as often as its level says: the levels fall by
+factors of 5, from 2 10^9 to 1000. Their last row is ``w = (h - u) / sqrt(2)`` in the one and ``v = (h + u) /
+sqrt(2)`` in the other, with h = h_k, so the moments differ by ``D = h u^T + u h^T``. The frames soon are near (h_1 ..
+h_k), whose largest entry, and with it the noise, is the smallest possible. The attacker sees the frames of all 12
+rounds, which are public in the algorithm, and takes the likelihood ratio of ``u^T Y_l h``, the only place where D is
+seen. How often it exceeds ``exp(epsilon)`` with either table bounds delta from below::
 
     python -m papers.imtiaz_sarwate.ppm --workers 2
 
@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dpdist import Neighbours, PrivacyLoss, cli
 from dpdist.mechanisms import registry
@@ -37,7 +38,7 @@ from papers.imtiaz_sarwate.methods import PUBLISHED
 NAME = "imtiaz_sarwate_ppm"
 PRIME, COMPONENTS, ROUNDS = 151, 10, 12
 EPSILONS = ("0.3", "1")
-LEAST, FACTOR = 1000.0, 5.0
+LEAST, FACTOR = 1000, 5
 BATCH, ERROR = 500, 1e-4
 NEAR = 0.5
 """Rounds in which the last vector is farther from h are not weighed."""
@@ -72,32 +73,46 @@ def mechanism(epsilon: str) -> CalibratedPower:
     return found
 
 
-def fires(epsilon: str, count: int, *, changed: bool) -> int:
+def tables() -> tuple[Floats, npt.NDArray[np.int64], dict[str, Floats]]:
+    """Return the rows that both tables hold, how often, and the last row of each: all of norm 1.
+
+    Examples
+    --------
+    >>> shared, times, last = tables()
+    >>> shared.shape, [int(times[0]), int(times[-1])], sorted(last)
+    ((10, 152), [1953125000, 1000], ['as it is', 'changed'])
+    """
+    basis = hadamard()
+    shared, u = basis[:, :COMPONENTS].T, basis[:, COMPONENTS]
+    times = LEAST * FACTOR ** np.arange(COMPONENTS - 1, -1, -1)
+    h = shared[-1]
+    return shared, times, {"as it is": (h - u) / np.sqrt(2), "changed": (h + u) / np.sqrt(2)}
+
+
+def fires(epsilon: str, count: int, table: str) -> int:
     """Run PPM repeatedly on one of the two tables; count the likelihood ratios above exp(epsilon)."""
-    basis, published = hadamard(), mechanism(epsilon)
-    levels = LEAST * FACTOR ** np.arange(COMPONENTS - 1, -1, -1.0)
-    strong, u = basis[:, :COMPONENTS], basis[:, COMPONENTS]
-    moment = (strong * levels) @ strong.T
-    last = strong[:, -1]
-    if changed:
-        moment += np.outer(last, u) + np.outer(u, last)
+    shared, times, last = tables()
+    published = mechanism(epsilon)
+    moment = (shared.T * times) @ shared + np.outer(last[table], last[table])
+    h, u = shared[-1], hadamard()[:, COMPONENTS]
     frames = np.array([haar(PRIME + 1, COMPONENTS, SYSTEM) for _ in range(count)])
     ratios = np.zeros(count)
     for _ in range(ROUNDS):
         deviation = published.scale * np.abs(frames).max(axis=(1, 2))
         noise = normals(frames.size, SYSTEM).reshape(frames.shape) * deviation[:, None, None]
-        before = frames[:, :, -1] @ last
+        before, aside = frames[:, :, -1] @ h, frames[:, :, -1] @ u
         frames = np.linalg.qr(moment @ frames + noise)[0]
         shown = frames[:, :, -1]
-        # Y is known up to a factor, that of its part along h, which is LEAST times that of the frame before
-        seen = LEAST * before * (shown @ u) / (shown @ last)
-        ratios += np.where(np.abs(before) > NEAR, (seen * before - before**2 / 2) / deviation**2, 0)
+        # Y is known up to a factor, that of its part along h, which is LEAST + 1/2 times that of the frame before
+        seen = (LEAST + 0.5) * before * (shown @ u) / (shown @ h)
+        # its part along u has the mean (aside + before)/2 with the changed table, and (aside - before)/2 with the other
+        ratios += np.where(np.abs(before) > NEAR, before * (seen - aside / 2) / deviation**2, 0)
     return int(np.count_nonzero(ratios > float(epsilon)))
 
 
 def attacked(cell: Json, _: Any) -> Json:
     """Count the events in a batch of releases of either table."""
-    return {name: fires(cell["epsilon"], cell["draws"], changed=name == "changed") for name in ("as it is", "changed")}
+    return {name: fires(cell["epsilon"], cell["draws"], name) for name in ("as it is", "changed")}
 
 
 @experiment(__doc__, "4 minutes", runs=80, quick=1, of="batches of 500 releases of either table")

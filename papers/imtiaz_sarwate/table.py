@@ -33,7 +33,7 @@ from papers.common.answers import NOTICE, moment_of
 from papers.common.command import Asked, experiment
 from papers.common.runs import Json
 from papers.imtiaz_sarwate import pages
-from papers.imtiaz_sarwate.draws import agreeing, in_common, in_words, spread
+from papers.imtiaz_sarwate.draws import FEWEST, agreeing, in_common, in_words, spread
 from papers.imtiaz_sarwate.methods import (
     DELTAS,
     FREE_OF_EPSILON,
@@ -214,7 +214,8 @@ def compared(rows: Sequence[Json], columns: Sequence[Column]) -> list[Json]:
     -------
     list of dict
         By data set, split, classifier and method: ``scan``, the spread of single runs by epsilon, and of the paper's
-        methods ``printed`` and the ``agreeing`` epsilons (of SVD, which has none, whether it ``agrees``).
+        methods ``printed`` and the ``agreeing`` epsilons (of SVD, which has none, whether it ``agrees``); None
+        where there are fewer than ``FEWEST`` runs.
     """
     found: list[Json] = []
     held: dict[tuple[str, ...], list[float]] = {}
@@ -233,7 +234,8 @@ def compared(rows: Sequence[Json], columns: Sequence[Column]) -> list[Json]:
             source = next(column.data for column in columns if column.name == data)
             one["printed"] = published_error(label, source, split)
             if label in FREE_OF_EPSILON:
-                one["agrees"] = bool(scan["any"]["5%"] <= one["printed"] <= scan["any"]["95%"])
+                within = bool(scan["any"]["5%"] <= one["printed"] <= scan["any"]["95%"])
+                one["agrees"] = within if scan["any"]["runs"] >= FEWEST else None
             else:
                 one["agreeing"] = agreeing(scan, one["printed"])
                 one["in words"] = in_words(one["agreeing"], scan, one["printed"])
@@ -328,9 +330,11 @@ def results_of(whole: Json) -> Iterator[str]:
     for one in whole["together"]:
         agreeing = " to ".join(f"{epsilon:.2g}" for epsilon in one["all agree at"]) or "nowhere"
         nowhere = ", ".join(one["agree nowhere"]) or "none"
-        yield (
-            f"{one['data']}, {one['split']}, {one['classifier']}: all printed errors agree at epsilon {agreeing}; "
-            f"alone at none: {nowhere}"
+        few = ", ".join(one["not compared"])
+        yield f"{one['data']}, {one['split']}, {one['classifier']}: " + (
+            f"too few runs to compare {few}"
+            if few
+            else f"all printed errors agree at epsilon {agreeing}; alone at none: {nowhere}"
         )
 
 

@@ -7,9 +7,12 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from matplotlib import image
 from support.folders import ROOT
 
 RESULTS = ROOT / "papers" / "results"
@@ -109,6 +112,13 @@ def test_a_number_of_the_gallery_is_that_of_the_results(claim: str, values: tupl
     for words, value in zip(said, values, strict=True):
         number = WORDS.get(words, words)
         assert round(value, len(number.partition(".")[2])) == float(number), words
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.rglob("*.png")), ids=lambda path: path.stem)
+def test_nothing_is_cut_off_at_the_border_of_a_picture(path: Path) -> None:
+    pixels = image.imread(path)[:, :, :3]
+    border = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
+    assert border.min() > 0.9
 
 
 def test_what_the_gallery_says_in_words_is_so() -> None:

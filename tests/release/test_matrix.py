@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from support.folders import STORED, unpack
+from support.folders import ROOT, STORED, unpack
 
 import dpdist
 from dpdist.errors import DataError, RefusedError, UsageError, WeakGuaranteeWarning
@@ -407,3 +407,32 @@ def test_a_stored_release_of_the_first_format_is_read(tmp_path: Path) -> None:
     facts = dpdist.inspect_path(tmp_path / "matrix.zarr")
     assert facts.kind == "matrix"
     assert "DECLARED, not verified: nuclear norm 2" in facts.describe()
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (1, 4)])
+def test_the_block_of_a_table_has_the_sensitivity_that_the_page_declares(shape: tuple[int, int]) -> None:
+    m, n = shape
+    change = RNG.normal(size=shape)
+    whole = norms(np.block([[np.zeros((m, m)), change], [change.T, np.zeros((n, n))]]))
+    assert whole["frobenius"] == pytest.approx(math.sqrt(2) * np.linalg.norm(change))
+    assert whole["nuclear"] == pytest.approx(2 * np.linalg.norm(change, "nuc"))
+    assert whole["l1"] == pytest.approx(np.abs(change).sum())
+
+
+def test_the_example_of_the_page_runs_and_an_entry_of_its_table_has_the_noise_of_the_table_alone(
+    tmp_path: Path,
+    state: Path,  # noqa: ARG001 - a state folder of its own
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "howto" / "matrix.md").read_text().partition("## A matrix that is not symmetric")[2]
+    held: dict[str, Any] = {}
+    exec(page.split("```python\n")[1].split("```")[0], held)  # noqa: S102 - a page of ours
+    assert (held["private"].shape, held["release"].mechanism) == ((3, 5), "laplace")
+    assert held["release"].deviation == pytest.approx(math.sqrt(2), rel=1e-3)
+    loss = PrivacyLoss.parse(1, 1e-6)
+    found = dpdist.release_matrix(
+        np.load("counts.npy") + 1, "g", neighbours="add-remove", frobenius="1.41422", epsilon=1, delta=1e-6,
+        ledger=tmp_path / "g.ledger",
+    )  # fmt: skip
+    assert found.deviation == pytest.approx(gaussian_sigma(loss), rel=1e-3)
