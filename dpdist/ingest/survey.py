@@ -21,7 +21,7 @@ from dpdist.ingest.readers.base import ChoiceRequiredError, NoRowsError, Places,
 from dpdist.ingest.readers.source import Entry, Fragment, Head, Source, Survey
 from dpdist.ingest.readers.text import FRAGMENT
 from dpdist.ingest.remote import Remote, location_of
-from dpdist.ingest.sources import Opener, SourceLocation, Sources, require_distinct
+from dpdist.ingest.sources import Opener, SourceLocation, Sources
 from dpdist.naming import parameter
 from dpdist.rows.units import Unit
 
@@ -168,7 +168,6 @@ def survey_source(
             raise changed(first.path)
     if columns is None and parts:
         _require_no_index(sources.entries[number].shown, head, keep)
-    require_distinct(sources.entries[number] for number in dict.fromkeys(part.source for part in parts))
     dtype = _common_dtype(surveys) if surveys else np.dtype(np.uint8)
     return SourceSurvey(tuple(head.names[index] for index in keep), keep, parts, dtype, guesses, head)
 

@@ -36,7 +36,6 @@ from dpdist.rows.manifest import SOURCES
 from dpdist.rows.schema import Schema
 from dpdist.rows.schema_file import draft_of, read_schema
 from dpdist.runtime.cluster import Cluster, chosen
-from dpdist.runtime.local import Computation
 from dpdist.storage.arrays import attributes_of
 from dpdist.storage.atomic import make_once
 from dpdist.storage.store import AnyStore, Store, store_at
@@ -255,6 +254,7 @@ def _register(
     identify = partial(state_folder.identity_of, place=str(target.absolute()))
     with cluster.connected() as executor:
         task_limit = _TASKS_PER_WORKER * executor.resources().slots
-        with register_tasks(surveyed, target, request, budget, identify, task_limit) as tasks:
+        with register_tasks(surveyed, target, request, budget, identify, task_limit) as (tasks, marks):
             executor.require_visible(tasks[0].aside, SOURCES)
-            executor.map(Computation("register", register_chunks, None, tasks), "Registering rows")
+            results = executor.results(register_chunks, tasks, None, "Registering rows", "register")
+            marks += [marks_of_task for _, marks_of_task in results]
