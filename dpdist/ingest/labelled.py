@@ -18,9 +18,10 @@ import numpy.typing as npt
 from dpdist._util.frames import is_a
 from dpdist._util.text import listed
 from dpdist.errors import DataError, UsageError
-from dpdist.ingest.readers.chunked import Meaning, require_no_variants
+from dpdist.ingest.readers.chunked import Meaning, label_of, may_name, require_no_variants, units_of
 from dpdist.ingest.readers.netcdf import meaning_of
 from dpdist.naming import parameter
+from dpdist.rows.units import spelled
 
 Matrix = npt.NDArray[np.float64]
 _LATITUDES = {"degrees_north", "degree_north", "degree_N", "degrees_N", "degreeN", "degreesN"}  # CF 1.11, section 4.1
@@ -180,10 +181,18 @@ def laid_out(data: Any, rows_dimension: str | None = None) -> XarrayTable:
 
 def _require_unique_names(array: Any) -> None:
     dimension = array.dims[0]
-    names = array.coords.get(dimension)
-    if names is not None and names.dtype.kind in "OUT" and not names.to_index().is_unique:
+    coordinate = array.coords.get(dimension)
+    if coordinate is None or coordinate.dtype.kind not in "iufOUTS":
+        return
+    labels = [
+        label.decode(errors="backslashreplace") if isinstance(label, bytes) else label
+        for label in coordinate.values.tolist()
+    ]
+    named = coordinate.dtype.kind in "OT" or may_name([labels], units_of(coordinate.attrs))
+    if named and len({spelled(label_of(label)) for label in labels}) < len(labels):
         raise DataError(
-            f"Two rows have the same {dimension!r}: one person would have several rows. Leave one out, or rename it."
+            f"Two rows have the same {dimension!r}: one person would have several rows. Leave one out, rename "
+            f"it or, if {dimension!r} names no persons, pass the rows without it: .drop_vars({dimension!r})."
         )
 
 

@@ -119,7 +119,7 @@ def _cut(sources: Sources, result: SourceSurvey) -> ChunkPlan:
         memory = max(memory, cut.memory)
     files = [sources.entries[source] for source in rows]
     entries = [SourceEntry(_text_of(location_of(file.location)), file.keys) for file in files]
-    named = bool(result.head.samples)
+    named = bool(result.head.samples) and not result.head.numbered
     return ChunkPlan(result.names, result.dtype.name, entries, np.concatenate(parts), memory, named)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -26,6 +26,7 @@ from dpdist.naming import parameter
 from dpdist.rows.units import Unit
 
 PIECE = 128 << 20  # bytes per task, about
+_OPENED = {".nc": "open_dataset", ".zarr": "open_zarr"}
 _MOST_FILES = 256  # files per task of the survey
 _INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "int64")
 
@@ -257,7 +258,7 @@ def require_unique_samples(sources: Sources, filled: Sequence[int]) -> None:
     for number in filled:
         with sources.named(number) as source:
             head = source.head
-            if not head.samples:
+            if not head.samples or head.numbered:
                 continue
             digests = np.concatenate([*source.units(key, head.samples)]).view("V16")[:, 0]
         people = np.unique(digests)
@@ -268,10 +269,16 @@ def require_unique_samples(sources: Sources, filled: Sequence[int]) -> None:
             repetition = (
                 f"{counted(int(twice.sum()), 'sample')} of {other_files} again" if other_files else "a sample twice"
             )
+            suffix, (label, *_) = PurePath(where).suffix.lower(), head.samples
+            cure = ""
+            if head.guess and suffix in _OPENED:  # a coordinate, which may be of years or places
+                cure = f" If {label!r} names no persons, leave it out: xarray.{_OPENED[suffix]}({where!r})."
+
+                cure += f"drop_vars({label!r}).to_netcdf('NEW.nc')."
             raise DataError(
                 f"{where} names {repetition}: one person would have several rows. Remove the repetition, rename "
-                f"samples of different people, or declare a privacy unit with {parameter('max_rows')} and "
-                f"{units_named(head)}."
+                f"samples of different people, or declare a privacy unit with {parameter('max_rows', 'M')} and "
+                f"{units_named(head)}.{cure}"
             )
         known_samples = np.concatenate([known_samples, people])
         owners = np.append(owners, np.full(len(people), number))

@@ -266,7 +266,9 @@ class _Ingest:
                 )
             tasks = [task for task in tasks if not existing.issuperset(range(task.first, task.stop))]
             lengths = (
-                {} if result.head.samples else copies.of_equal_length(_kept_lengths(result.parts, selection), entries)
+                {}
+                if result.head.samples and not result.head.numbered
+                else copies.of_equal_length(_kept_lengths(result.parts, selection), entries)
             )
             write = Write(
                 entries, states, self.staging, shape, result.keep, result.names, existing, selection is not None,

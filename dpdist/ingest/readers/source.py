@@ -58,6 +58,7 @@ class Head(NamedTuple):
     guess: str | None = None  # message about a guess
     labels: tuple[str, ...] = ()  # row labels that may form a privacy unit, such as obs/donor
     samples: tuple[str, ...] = ()  # the labels that name the sample of a row
+    numbered: bool = False  # whether these only count the rows: those of other files may have the same
     meaning: str = ""  # digest of counted alleles, coordinates or units of the columns
 
 
