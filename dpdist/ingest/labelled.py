@@ -18,7 +18,7 @@ import numpy.typing as npt
 from dpdist._util.frames import is_a
 from dpdist._util.text import listed
 from dpdist.errors import DataError, UsageError
-from dpdist.ingest.readers.chunked import Meaning, label_of, may_name, require_no_variants, units_of
+from dpdist.ingest.readers.chunked import Meaning, may_name, require_no_variants, units_of
 from dpdist.ingest.readers.netcdf import meaning_of
 from dpdist.naming import parameter
 from dpdist.rows.units import spelled
@@ -184,12 +184,16 @@ def _require_unique_names(array: Any) -> None:
     coordinate = array.coords.get(dimension)
     if coordinate is None or coordinate.dtype.kind not in "iufOUTS":
         return
-    labels = [
-        label.decode(errors="backslashreplace") if isinstance(label, bytes) else label
-        for label in coordinate.values.tolist()
-    ]
-    named = coordinate.dtype.kind in "OT" or may_name([labels], units_of(coordinate.attrs))
-    if named and len({spelled(label_of(label)) for label in labels}) < len(labels):
+    if coordinate.dtype.kind in "iuf":
+        labels = coordinate.values.tolist()
+        twice = may_name([labels], units_of(coordinate.attrs)) and not coordinate.to_index().is_unique
+    else:
+        names = (
+            text.decode(errors="backslashreplace") if isinstance(text, bytes) else str(text)
+            for text in coordinate.values.tolist()
+        )
+        twice = len(set(map(spelled, names))) < len(coordinate)
+    if twice:
         raise DataError(
             f"Two rows have the same {dimension!r}: one person would have several rows. Leave one out, rename "
             f"it or, if {dimension!r} names no persons, pass the rows without it: .drop_vars({dimension!r})."

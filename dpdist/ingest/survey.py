@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dpdist._util.text import counted, has_control, listed, random_token, repeated
+from dpdist._util.text import counted, has_control, listed, random_token, repeated, visible
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.readers.base import ChoiceRequiredError, NoRowsError, Places, UncutError, changed, only_columns
 from dpdist.ingest.readers.source import Entry, Fragment, Head, Source, Survey
@@ -309,14 +309,14 @@ def _require_no_index(where: object, head: Head, keep: Places) -> None:
 
 
 def require_publishable(where: object, names: tuple[str, ...]) -> None:
-    """Refuse column names that are repeated or hold control characters."""
+    """Refuse column names that look the same, or hold characters that cannot be seen."""
     for index, name in enumerate(names):
         if has_control(name):
             raise DataError(
-                f"{where}: the name of column {index + 1} (counting from 1) holds a control character. Names are "
-                "published and shown on terminals: rename the column."
+                f"{where}: the name of column {index + 1} (counting from 1) holds a control or invisible character. "
+                "Names are published and shown on terminals: rename the column."
             )
-    if twice := repeated(names):
+    if twice := repeated(map(visible, names)):
         raise DataError(f"{where} has several columns with the same name: {listed(twice)}. Rename them.")
 
 
