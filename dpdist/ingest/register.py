@@ -64,6 +64,7 @@ class ChunkPlan:
     records: Records  # of each chunk; not read yet
     buffer_bytes: int  # memory for reading
     named: bool  # whether the rows have names, which are distinct
+    asked: tuple[str, ...]  # names that may be of persons
 
     @property
     def located(self) -> list[Entry]:
@@ -120,7 +121,7 @@ def _cut(sources: Sources, result: SourceSurvey) -> ChunkPlan:
     files = [sources.entries[source] for source in rows]
     entries = [SourceEntry(_text_of(location_of(file.location)), file.keys) for file in files]
     named = bool(result.head.samples) and not result.head.numbered
-    return ChunkPlan(result.names, result.dtype.name, entries, np.concatenate(parts), memory, named)
+    return ChunkPlan(result.names, result.dtype.name, entries, np.concatenate(parts), memory, named, result.head.asked)
 
 
 @dataclass(frozen=True)

@@ -315,6 +315,12 @@ def columns_at(
         return head.names, None if head.kinds is None else [*head.kinds]
 
 
+def head_at(location: SourceLocation, scratch_dir: Path, choices: Choices) -> Head:
+    """Return the metadata of a file."""
+    with opened_sources(location, scratch_dir, choices) as sources, sources.named(0) as source:
+        return source.head
+
+
 def table_at(location: SourceLocation, scratch_dir: Path, header: str | None) -> tuple[Head, set[str] | None]:
     """Return head and unclear columns of a table; None for those of a file of numbers only. Reads all cells of text."""
     with opened_sources(location, scratch_dir, Choices(header=header)) as sources, sources.named(0) as source:

@@ -286,10 +286,9 @@ def require_unique_samples(sources: Sources, filled: Sequence[int]) -> None:
 
 def units_named(head: Head) -> str:
     """Return the option that declares a privacy unit by the labels of a file, or else by its samples."""
-    labels = [label for label in head.labels if label not in head.samples]
-    if len(labels) > 1:
-        return f"{parameter('privacy_unit')} of {listed(labels)}"
-    return parameter("privacy_unit", ",".join(labels or head.samples))
+    if len(head.beside) > 1:
+        return f"{parameter('privacy_unit')} of {listed(head.beside)}"
+    return parameter("privacy_unit", ",".join(head.beside or head.samples))
 
 
 def _require_no_index(where: object, head: Head, keep: Places) -> None:

@@ -45,6 +45,7 @@ from dpdist.ingest.sources import Opener, SourceLocation, Sources, digest_of, op
 from dpdist.ingest.survey import Job, Part, Run, SourceSurvey
 from dpdist.naming import parameter
 from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.rows.automatic import by_option, in_schema, row_is_unit
 from dpdist.rows.dataset import RowsTable, head_of, open_ingested, require_space, shape_of
 from dpdist.rows.persons import Watch
 from dpdist.rows.schema import Schema
@@ -300,9 +301,11 @@ class _Ingest:
             self.say(f"The privacy unit is {self.unit.column}, with at most {limit} each.")
             if not self.may_be_empty:
                 self.say(f"{OMITTED} {left_out}.")
-        elif set(head.labels) - set(head.samples):
+        elif head.beside:
             named = survey.units_named(head)
             self.say(f"The privacy unit is the row. Declare another with {named}.")
+        elif message := row_is_unit(self.source, head.asked, by_option if schema is None else in_schema):
+            self.say(message)
 
     def _kept_blocks(self, result: SourceSurvey, selection: KeptRows | None, number: int) -> Generator[Rows]:
         """Yield the kept rows of a file."""

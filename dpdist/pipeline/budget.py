@@ -220,7 +220,7 @@ def ingest_rows(
             privacy_unit=privacy_unit, variable=variable, missing=missing, header=header, genotypes=genotypes or None
         )
         origin = partial(table.origin, schema=meaning)
-        write = partial(ingest_collection, table, cluster=cluster, progress=progress, schema=meaning)
+        write = partial(ingest_collection, table, cluster=cluster, progress=progress, schema=meaning, say=say)
 
     def exists() -> bool:
         if not rows.exists():

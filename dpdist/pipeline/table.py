@@ -19,7 +19,7 @@ from dpdist._util.progress import Progress, steps
 from dpdist._util.text import canonical, counted, listed
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.readers.base import UNNAMED, ChoiceRequiredError, Choices
-from dpdist.ingest.sources import KINDS, table_at
+from dpdist.ingest.sources import KINDS, head_at, table_at
 from dpdist.ingest.write import ingest
 from dpdist.ledger import state_folder
 from dpdist.ledger.address import LedgerAddress, parse_address
@@ -30,7 +30,7 @@ from dpdist.pipeline.release import require_releasable
 from dpdist.pipeline.sources import Workers, read_for
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.request import ReleaseRequest
-from dpdist.rows.automatic import require_owner, schema_of_numbers
+from dpdist.rows.automatic import require_owner, rows_are, schema_of_numbers
 from dpdist.rows.dataset import RowsTable, open_ingested
 from dpdist.rows.schema import Schema
 from dpdist.rows.units import Owner, Unit, unit_from
@@ -106,7 +106,7 @@ def rows_of_file(
             f"The budget of {file} is {Ledger(ledger).budget}, in {ledger}. Leave {parameter('budget_epsilon')} out; "
             f"{step('ledger raise')} raises it."
         )
-    say(_decisions(file, table, ledger))
+    say(_decisions(file, table, ledger, owner))
     return FileRows(table, ledger)
 
 
@@ -115,12 +115,15 @@ def _meaning(file: Path, schema: Any, header: str | None, owner: Owner) -> tuple
     if schema is None:
         decided = automatic_schema(file, header, owner)
         return decided, unit_from(owner.column, owner.max_rows, None) if decided is None else None
-    if owner != Owner():
-        raise UsageError(
-            f'The schema says whose row a row is: kind = "privacy unit". Leave {parameter("person")} and '
-            f"{parameter('each_row_is_a_person')} out."
-        )
-    return schema if isinstance(schema, Schema) else read_for(schema, file, header), None
+    if owner.column is not None:
+        raise UsageError(f'The schema says whose row a row is: kind = "privacy unit". Leave {parameter("person")} out.')
+    schema = schema if isinstance(schema, Schema) else read_for(schema, file, header)
+    if schema.unit is None:
+        head = head_at(file, Path(gettempdir()), Choices(header=header, schema=schema))
+        require_owner(file, head.asked, owner, schema)
+    elif owner.each_row:
+        raise UsageError(f"The schema declares a privacy unit. Leave {parameter('each_row_is_a_person')} out.")
+    return schema, None
 
 
 def _made(
@@ -172,14 +175,14 @@ def _content_of(file: Path) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def _decisions(file: Path, table: RowsTable, ledger: LedgerAddress) -> str:
+def _decisions(file: Path, table: RowsTable, ledger: LedgerAddress, owner: Owner) -> str:
     """Return a sentence for each decision about a table."""
     schema, unit = table.schema, table.unit
     left_out = [column.name for column in schema.columns if column.kind == "ignored"] if schema else []
     sentences = [
         f"{file}: {counted(table.rows, 'row')} of {counted(table.columns, 'column')}"
         + (f", without {listed(left_out)}" if left_out else ""),
-        "Each row is protected as a person" if unit is None else
+        rows_are(owner) if unit is None else
         f"All rows of one {unit.column} are protected together, and at most {unit.max_rows} of them are kept",
         f"The budget of the table is {Ledger(ledger).budget}, in {ledger}",
     ]  # fmt: skip
@@ -196,7 +199,7 @@ def automatic_schema(file: Path, header: str | None, owner: Owner) -> Schema | N
         raise DataError(f"{error} Add {parameter('header', 'yes')} or {parameter('header', 'no')}.") from None
     if unclear is None:
         if owner == Owner():
-            require_owner(file, [*head.names, *head.labels], owner)
+            require_owner(file, head.asked, owner)
         return None
     indexes = {head.names[place] for place in head.indexes} | UNNAMED.intersection(head.names)
     return schema_of_numbers(file, head.names, head.kinds, unclear, indexes, owner, header)
