@@ -12,7 +12,7 @@ from dpdist._util.text import counted
 from dpdist.errors import UsageError
 from dpdist.estimators.fit import request_of
 from dpdist.estimators.pca import PrivatePCA
-from dpdist.ingest.labelled import names_beside
+from dpdist.ingest.labelled import is_labelled, laid_out, names_beside
 from dpdist.ingest.readers.base import UNNAMED
 from dpdist.naming import ESTIMATORS, naming, parameter
 from dpdist.pipeline.table import rows_of_file
@@ -148,7 +148,8 @@ def _in_memory(table: Any, schema: Any, owner: Owner) -> Any:
     if len(getattr(frame, "shape", ())) != 2:
         raise UsageError("The table is a path, a DataFrame, or an array of two dimensions.", parameter="table")
     if is_a(frame, "dask", "DataFrame") or not (hasattr(frame, "iloc") and hasattr(frame, "columns")):
-        require_owner("The table", list(map(str, getattr(frame, "columns", ()))), owner)
+        columns = laid_out(frame).names if is_labelled(frame) else getattr(frame, "columns", None)
+        require_owner("The table", [] if columns is None else list(map(str, columns)), owner)
         return frame
     if schema is not None:
         schema = schema if isinstance(schema, Schema) else Schema.read(schema)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from dpdist._util.frames import is_a
 from dpdist._util.text import listed
 from dpdist.errors import DataError, UsageError
-from dpdist.ingest.readers.chunked import Meaning, may_name, require_no_variants, units_of
+from dpdist.ingest.readers.chunked import Meaning, facts_of, may_name, require_no_variants
 from dpdist.ingest.readers.netcdf import meaning_of
 from dpdist.naming import parameter
 from dpdist.rows.units import spelled
@@ -203,7 +203,9 @@ def _require_unique_names(array: Any) -> None:
         return
     if coordinate.dtype.kind in "iuf":
         labels = coordinate.values.tolist()
-        twice = may_name([labels], units_of(coordinate.attrs)) and not coordinate.to_index().is_unique
+        twice = (
+            may_name([labels], *facts_of(coordinate.attrs, coordinate.dtype)) and not coordinate.to_index().is_unique
+        )
     else:
         names = (
             text.decode(errors="backslashreplace") if isinstance(text, bytes) else str(text)

@@ -133,6 +133,7 @@ def test_private_pca_asks_of_every_table_in_memory() -> None:
             frame(donor=donors), frame().set_index(pd.Index(donors, name="donor")),
             dd.from_pandas(frame(donor=donors), npartitions=2), rows.assign_coords(donor=("row", donors)),
             xarray.Dataset({"v": rows}).assign_coords(donor=("row", donors)),
+            rows.assign_coords(item=["donor", "weight"]),
         ],
         "obs/donor": [anndata.AnnData(frame().to_numpy(), obs=pd.DataFrame({"donor": donors}, index=CELLS))],
     }  # fmt: skip

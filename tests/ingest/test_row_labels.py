@@ -29,6 +29,7 @@ NO_NAMES: dict[str, tuple[Any, dict[str, str]]] = {
     "times": (np.array([7, 8, 7]), {"units": "days since 2026-01-01"}),
     "places": (np.array([7.0, 8, 7]), {"units": "degrees_north"}),
     "fractions": (np.array([0.5, 1, 0.5]), {}),
+    "floats that may be rounded": (np.array([2.0**24, 8, 2.0**24], "f4"), {}),
     "truth": (np.array([True, False, True]), {}),
 }
 

@@ -133,7 +133,7 @@ class Chunked(Source):
         """Open the array; indexing reads."""
 
     def _along(self, name: str, dimension: str, length: int) -> Iterator[Sequence[Any]]:  # noqa: ARG002 - see below
-        """Yield the unit of measurement of an array along a dimension, then its values in batches."""
+        """Yield :func:`facts_of` an array along a dimension, then its values in batches."""
         yield from ()  # for files with coordinates
 
     def _beside(self, dimension: str) -> Sequence[str]:  # noqa: ARG002 - as above
@@ -187,21 +187,24 @@ class Chunked(Source):
         return takewhile(lambda batch: all(isinstance(word, str) for word in batch), batches)
 
     def _beside_rows(self, name: str) -> Generator[Sequence[Any]]:
-        """Yield the unit of measurement of an array along the rows, then its values."""
+        """Yield :func:`facts_of` an array along the rows, then its values."""
         return attempt_each(self.path, self._along(name, self._layout.dims[0], self._layout.shape[0]))
 
     def _may_name(self, name: str) -> bool:
         """Whether the values of an array along the rows may name persons."""
         with closing(self._beside_rows(name)) as batches:
-            for (units,) in islice(batches, 1):
-                return may_name(batches, units)
+            for facts in islice(batches, 1):
+                return may_name(batches, *facts)
         return False
 
     def _only_counts(self, name: str) -> bool:
         """Whether an array counts the rows, from 0."""
         with closing(self._beside_rows(name)) as batches:
-            values = chain.from_iterable(islice(batches, 1, None))
-            return all(value == row for row, value in enumerate(values))
+            row = 0
+            for batch in islice(batches, 1, None):
+                if [*batch] != [*range(row, row := row + len(batch))]:
+                    return False
+        return True
 
     def units(self, key: bytes, labels: Sequence[str] = ()) -> Generator[Rows]:
         from dpdist.rows.encoding import MISSING_WORDS  # noqa: PLC0415 - imports Arrow
@@ -300,22 +303,27 @@ def units_of(attributes: Mapping[str, Any]) -> str:
     return f"{attributes.get('units', '')} {attributes.get('calendar', '')}"
 
 
-def may_name(batches: Iterable[Sequence[Any]], units: str) -> bool:
+def facts_of(attributes: Mapping[str, Any], dtype: np.dtype[np.generic]) -> tuple[str, float]:
+    """Return the unit of measurement of an array, and the number from which its type rounds whole numbers."""
+    return units_of(attributes), 2.0 ** (np.finfo(dtype.name).nmant + 1) if dtype.kind == "f" else math.inf
+
+
+def may_name(batches: Iterable[Sequence[Any]], units: str, rounded: float) -> bool:
     """Whether labels of rows may name persons: text, or whole numbers without a unit of measurement."""
     measured = units.strip() not in {"", "1"}  # 1: without dimension, by CF 1.11, section 3.1
     for batch in batches:
         if all(isinstance(label, str) for label in batch):
             return True
-        if measured or not all(isinstance(label, int) or _is_whole(label) for label in batch):
+        if measured or not all(isinstance(label, int) or _is_whole(label, rounded) for label in batch):
             return False
         if isinstance(batch[0], int):
             return True
     return True  # floats, all of them whole
 
 
-def _is_whole(label: float) -> bool:
-    """Whether a label is a whole number stored as a float, or missing."""
-    return math.isnan(label) or (abs(label) < EXACT and label.is_integer())
+def _is_whole(label: float, rounded: float) -> bool:
+    """Whether a label is an exact whole number stored as a float, or missing."""
+    return math.isnan(label) or (abs(label) < rounded and label.is_integer())
 
 
 def label_of(label: str | float) -> str:

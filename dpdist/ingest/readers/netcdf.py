@@ -13,7 +13,7 @@ import numpy as np
 
 from dpdist.errors import DataError
 from dpdist.ingest.readers.base import attempted, required
-from dpdist.ingest.readers.chunked import GAPS, Chunked, Layout, Meaning, batched, bounds_in, only, units_of
+from dpdist.ingest.readers.chunked import GAPS, Chunked, Layout, Meaning, batched, bounds_in, facts_of, only, units_of
 from dpdist.ingest.readers.hdf5 import contained, require_few_attributes, strings
 from dpdist.naming import parameter
 
@@ -190,7 +190,7 @@ class NetCdf(Chunked):
                 return
             if variable.shape != (length,):
                 raise ValueError
-            yield [units_of(variable.attrs)]
+            yield facts_of(variable.attrs, variable.dtype)
             if variable.dtype.kind in "OUS":
                 longest = self.path.stat().st_size if variable.dtype.kind == "O" else variable.dtype.itemsize
                 yield from strings(variable, length, longest)

@@ -32,6 +32,7 @@ from dpdist.ingest.readers.chunked import (
     batched,
     bounds_in,
     chunk_bytes,
+    facts_of,
     fill_of,
     only,
     require_chunks,
@@ -295,7 +296,7 @@ class Store(Chunked):
             if not isinstance(array, zarr.Array) or array.shape != (length,) or array.dtype.kind not in "iufOUST":
                 return
             require_chunks(self.path, chunk_bytes(array))
-            yield [units_of(array.attrs)]
+            yield facts_of(array.attrs, array.dtype)
             if array.dtype.kind in "OUST":
                 yield from strings(array, length, array.dtype.itemsize)
             else:
