@@ -115,7 +115,8 @@ def schema_of_numbers(
     """Return the schema of a table of numbers; refuse one that needs a person's words."""
     words = {name for name, kind in zip(names, kinds or (), strict=False) if kind_of(kind) == "category"}
     words -= {name for name, kind in zip(names, kinds or (), strict=False) if is_text(kind)}  # their cells were read
-    if unclear := sorted(({*unclear} | words) - {owner.column}, key=list(names).index):
+    owners = require_owner(source, names, owner)
+    if unclear := sorted(({*unclear} | words) - {owner.column, *owners}, key=list(names).index):
         asked = {} if kinds is not None else {"header": header or "yes"}
         drafted = step("schema", source if named else "TABLE", **asked)
         raise DataError(
@@ -123,7 +124,6 @@ def schema_of_numbers(
             f"what the text means: {drafted} drafts one. Complete it, save it, and give "
             f"{parameter('schema', 'schema.toml')}."
         )
-    owners = require_owner(source, names, owner)
     columns = []
     for name, stored in zip(names, kinds or [None] * len(names), strict=True):
         kind = "number" if stored is None or is_text(stored) else kind_of(stored)

@@ -88,6 +88,15 @@ def test_what_is_left_out_does_not_depend_on_how_a_column_is_stored(call: Call) 
         assert dpdist.open_release(f"{name}.release.zarr").names == ("height", "weight")
 
 
+def test_text_that_names_persons_needs_no_schema(folder: Path, call: Call) -> None:
+    frame(username=[f"u{row // 4}" for row in range(ROWS)]).to_csv("t.csv", index=False)
+    asked = ("release", "t.csv", folder / "r.zarr", *LOSS)
+    said = call(*asked)
+    assert (said.code, f"{LIKE}username." in said.message) == (2, True)
+    said = call(*asked, "--each-row-is-a-person")
+    assert (said.code, "2 columns, without username." in said.told) == (0, True)
+
+
 def test_ingest_tells_that_the_row_is_the_privacy_unit_and_its_cure_works(folder: Path, call: Call) -> None:
     frame(person=np.arange(ROWS) // 4).to_csv("t.csv", index=False)
     for options in ((), ("--columns", "height,weight")):
