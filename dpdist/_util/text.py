@@ -12,6 +12,7 @@ from collections.abc import Container, Iterable
 from dataclasses import fields
 from decimal import ROUND_CEILING, Decimal
 from typing import Any
+from unicodedata import normalize
 
 NEXT = "Next: "
 """Prefix of a line with the command to type next."""
@@ -23,11 +24,32 @@ _CONTROL = re.compile(
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # changes of the direction of text
     "\u2028\u2029\ud800-\udfff]"  # line ends, and lone surrogates, which no file can hold
 )
+_UNSEEN = (
+    "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164"
+    "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    "\U000e0000-\U000e0fff"
+)
+"""Characters without a shape: Default_Ignorable_Code_Point of Unicode 15.1, other format characters, and blanks."""
+_JOINERS = "\u200c\u200d"
+"""They have no shape either, but change that of their neighbours in some scripts."""
+_IGNORED = re.compile(f"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f{_UNSEEN}{_JOINERS}]")
+_UNPUBLISHABLE = re.compile(f"{_CONTROL.pattern}|[{_UNSEEN}]|(?<![\u0600-\u0dff])[{_JOINERS}]")
 
 
 def has_control(text: str) -> bool:
-    """Return whether a name contains control characters."""
-    return _CONTROL.search(text) is not None
+    """Return whether a name contains control characters, or others that cannot be seen."""
+    return _UNPUBLISHABLE.search(text) is not None
+
+
+def visible(text: str) -> str:
+    r"""Return a name as it is seen: in Unicode form C, without invisible characters, and with plain spaces only inside.
+
+    Examples
+    --------
+    >>> visible("\ufeffA1\u200b "), visible("Zoe\u0308\u00a0M") == "Zo\u00eb M"
+    ('A1', True)
+    """
+    return normalize("NFC", re.sub(r"\s", " ", _IGNORED.sub("", text)).strip())
 
 
 def printable(text: str) -> str:

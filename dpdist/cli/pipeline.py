@@ -173,7 +173,9 @@ def register(
     from dpdist.pipeline.sources import register_rows  # noqa: PLC0415 - its readers are slow to import
 
     budget, fresh = ingest_options.budget, not store_at(rows).exists()
-    table = register_rows(source, rows, budget=budget, ledger=ledger, variable=ingest_options.variable, cluster=cluster)
+    table = register_rows(
+        source, rows, budget=budget, ledger=ledger, variable=ingest_options.variable, cluster=cluster, say=say
+    )
     address = budget_location(rows, table, ledger)
     message = _table_message(rows, table, f" in place{'' if fresh else ', unchanged'}")
     value = _table_json(rows, table, fresh, str(address) if table.budget else None)

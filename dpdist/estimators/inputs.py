@@ -41,6 +41,7 @@ from dpdist.moment.total import key_here
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.columns import DTYPES
 from dpdist.rows.dataset import FORMAT
+from dpdist.rows.units import spelled
 from dpdist.runtime.checks import forbid_core_dumps
 from dpdist.storage.store import Store, store_at
 from dpdist.triangle import Band
@@ -303,7 +304,7 @@ def _rows_from(data: Any) -> Rows:
     if is_a(data, "anndata", "AnnData"):
         if data.X is None:
             raise RowsError("X is an AnnData without a matrix .X. Pass a layer: adata.layers[NAME].")
-        if not data.obs_names.is_unique:
+        if len(set(map(spelled, map(str, data.obs_names)))) < len(data.obs_names):
             raise RowsError("X is an AnnData with duplicate observation names. Rename or remove the duplicates.")
         return Rows(data.X, tuple(map(str, data.var_names)))
     if is_a(data, "dask", "DataFrame") or is_a(data, "dask_expr", "DataFrame"):

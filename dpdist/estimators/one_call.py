@@ -12,11 +12,12 @@ from dpdist._util.text import counted
 from dpdist.errors import UsageError
 from dpdist.estimators.fit import request_of
 from dpdist.estimators.pca import PrivatePCA
+from dpdist.ingest.labelled import is_labelled, laid_out, names_beside
 from dpdist.ingest.readers.base import UNNAMED
 from dpdist.naming import ESTIMATORS, naming, parameter
 from dpdist.pipeline.table import rows_of_file
 from dpdist.privacy.guarantee import Neighbours, Number, PrivacyLoss, neighbours_of
-from dpdist.rows.automatic import TextColumns, require_owner, schema_of_numbers
+from dpdist.rows.automatic import TextColumns, require_owner, rows_are, schema_of_numbers
 from dpdist.rows.encoding import UnfitError, columns_of, is_text, types_of
 from dpdist.rows.schema import Schema
 from dpdist.rows.units import Owner
@@ -59,7 +60,8 @@ def private_pca(
         Whether to use the correlation matrix: see :class:`PrivatePCA`.
     person : str, default None
         Column of a file that identifies the person of each row. None: each row is protected as a person; refused if a
-        column is named like an identifier, unless ``each_row_is_a_person``.
+        column, also one that the schema ignores, an index, a coordinate of the rows or a column of ``obs`` is named
+        like an identifier, unless ``each_row_is_a_person``.
     max_rows : int, default None
         With `person`: the largest number of rows of a person that are kept.
     each_row_is_a_person : bool, default False
@@ -101,7 +103,7 @@ def private_pca(
     >>> size = random.normal(size=20_000)
     >>> frame = pd.DataFrame({"height": 170 + 9 * size, "weight": 70 + 9 * size + 6 * random.normal(size=20_000)})
     >>> pca = dpdist.private_pca(frame, epsilon=1, delta=1e-6, n_components=1)  # doctest: +ELLIPSIS
-    The table: 20000 rows of 2 columns. Each row is protected as a person. Cells without a number count as the ...
+    The table: 20000 rows of 2 columns. No column is named like a person, so each row is taken for another ...
     >>> abs(pca.components_).round(1)
     array([[0.7, 0.7]])
     """
@@ -130,9 +132,9 @@ def private_pca(
         if neighbours_of(estimator.neighbours) is Neighbours.REPLACE_ONE:  # else the number of rows is private
             size = f"{counted(data.shape[0], 'row')} of {size}"
         say(
-            f"The table: {size}. Each row is protected "
-            "as a person. Cells without a number count as the centre of their column, which weakens its correlations. "
-            "Rows in memory have no ledger: keep the result, as a second call is another release."
+            f"The table: {size}. {rows_are(owner)}. Cells without a number count as the centre of their column, which "
+            "weakens its correlations. Rows in memory have no ledger: keep the result, as a second call is another "
+            "release."
         )
         return estimator.fit(data)
 
@@ -141,16 +143,22 @@ def _in_memory(table: Any, schema: Any, owner: Owner) -> Any:
     """Return the rows of numbers of a table in memory."""
     if owner.column is not None:
         raise UsageError(
-            "A table in memory has no ledger, which counts the rows of a person. Save it to a .parquet file, and pass "
-            "its path."
+            "A table in memory has no ledger, which counts the rows of a person. Save it to a .parquet file (AnnData: "
+            ".h5ad), and pass its path."
         )
     frame = as_frame(table)
+    require_owner("The table", names_beside(frame), owner)
     if len(getattr(frame, "shape", ())) != 2:
         raise UsageError("The table is a path, a DataFrame, or an array of two dimensions.", parameter="table")
     if is_a(frame, "dask", "DataFrame") or not (hasattr(frame, "iloc") and hasattr(frame, "columns")):
+        columns = laid_out(frame).names if is_labelled(frame) else getattr(frame, "columns", None)
+        require_owner("The table", [] if columns is None else list(map(str, columns)), owner)
         return frame
-    require_owner("The table", [str(name) for name in frame.index.names if name is not None], owner)
-    if schema is None:
+    if schema is not None:
+        schema = schema if isinstance(schema, Schema) else Schema.read(schema)
+        if schema.unit is None:
+            require_owner("The table", [str(name) for name in frame.columns], owner, schema)
+    else:
         kinds, found, mixed = types_of(frame), TextColumns(), set()
         for name in (name for name, kind in kinds.items() if is_text(kind)):
             try:
@@ -161,4 +169,4 @@ def _in_memory(table: Any, schema: Any, owner: Owner) -> Any:
             "The table", list(kinds), list(kinds.values()), found.unclear | mixed, set(UNNAMED & kinds.keys()), owner,
             None, named=False,
         )  # fmt: skip
-    return (schema if isinstance(schema, Schema) else Schema.read(schema)).transform(frame)
+    return schema.transform(frame)

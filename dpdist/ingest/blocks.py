@@ -22,6 +22,7 @@ from dpdist.ingest.readers.base import Places, fits, require_exact
 from dpdist.ingest.survey import kept_columns, require_publishable
 from dpdist.ingest.write import WORK, secret_of, writing
 from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.rows.automatic import by_option, in_schema, row_is_unit
 from dpdist.rows.dataset import RowsTable, head_of, open_ingested, require_space, shape_of
 from dpdist.rows.schema import Schema
 from dpdist.rows.table import Shape
@@ -44,12 +45,19 @@ def ingest_collection(
     cluster: Cluster | None,
     progress: Progress | None,
     schema: Schema | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> RowsTable:
     """Write a table in memory or on Dask into a new rows.zarr."""
     target.require_new("rows")
     site = chosen(cluster)
     require_publishable(f"The {collection.kind}", collection.names)
-    original = collection
+    original, unit = collection, None if schema is None else schema.unit
+    if (
+        say is not None
+        and unit is None
+        and (message := row_is_unit(collection, collection.asked, _declared(collection)))
+    ):
+        say(message)
     if schema is not None:
         collection = collection.fitted(schema, columns)
         columns = schema.features
@@ -69,10 +77,17 @@ def ingest_collection(
                 executor.require_visible(staging.absolute())
             blocks = _Blocks(collection, keep, staging.absolute(), executor, progress or site.progress)
             shape = blocks.write(compress=compress)
-        unit, names = None if schema is None else schema.unit, tuple(collection.names[index] for index in keep)
+        names = tuple(collection.names[index] for index in keep)
         staging.put(ROOT, head_of(shape, names, budget, unit=unit, origin=origin, schema=schema))
         staging.drop(WORK)
     return open_ingested(target)
+
+
+def _declared(collection: Collection) -> Callable[[str], str]:
+    """Return how to declare the privacy unit of a table: in a schema, unless it takes none with one."""
+    if collection.framed and not collection.lazy:
+        return in_schema
+    return lambda name: f"write the table to a file, ingest that, and {by_option(name)}"
 
 
 class _Prefix(NamedTuple):

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from dpdist._util.frames import as_frame, is_a, sum_duplicates
 from dpdist._util.text import listed
 from dpdist.errors import DataError, UsageError
-from dpdist.ingest.labelled import is_labelled, laid_out
+from dpdist.ingest.labelled import is_labelled, laid_out, names_beside
 from dpdist.ingest.readers.base import (
     PIECE,
     STORED,
@@ -58,6 +58,11 @@ class Collection:
 
     def __str__(self) -> str:
         return f"the {self.kind}"
+
+    @property
+    def asked(self) -> list[str]:
+        """The names that may be of persons."""
+        return [*self.names, *names_beside(self.original)]
 
     @cached_property
     def token(self) -> str:

@@ -18,9 +18,10 @@ import numpy.typing as npt
 from dpdist._util.frames import is_a
 from dpdist._util.text import listed
 from dpdist.errors import DataError, UsageError
-from dpdist.ingest.readers.chunked import Meaning, require_no_variants
+from dpdist.ingest.readers.chunked import Meaning, facts_of, may_name, require_no_variants
 from dpdist.ingest.readers.netcdf import meaning_of
 from dpdist.naming import parameter
+from dpdist.rows.units import spelled
 
 Matrix = npt.NDArray[np.float64]
 _LATITUDES = {"degrees_north", "degree_north", "degree_N", "degrees_N", "degreeN", "degreesN"}  # CF 1.11, section 4.1
@@ -29,6 +30,23 @@ _LATITUDES = {"degrees_north", "degree_north", "degree_N", "degrees_N", "degreeN
 def is_labelled(value: object) -> bool:
     """Whether a value is an xarray DataArray or Dataset."""
     return is_a(value, "xarray", "DataArray") or is_a(value, "xarray", "Dataset")
+
+
+def names_beside(table: Any) -> list[str]:
+    """Return what stands beside the rows of a table in memory: its index, coordinates along its rows, or ``obs/``."""
+    if is_labelled(table):
+        row = next(iter(table.dims), None) if is_a(table, "xarray", "DataArray") else _first_dimension(table)
+        return [str(name) for name, values in table.coords.items() if values.dims == (row,) and name != row]
+    if is_a(table, "anndata", "AnnData"):
+        return [f"obs/{name}" for name in table.obs.columns]
+    names = getattr(getattr(table, "index", None), "names", None)
+    if names is None:
+        names = [getattr(getattr(table, "index", None), "name", None)]
+    return [str(name) for name in names if name is not None]
+
+
+def _first_dimension(table: Any) -> Any:
+    return next((array.dims[0] for array in table.data_vars.values() if array.dims), None)
 
 
 @dataclass(frozen=True)
@@ -180,10 +198,24 @@ def laid_out(data: Any, rows_dimension: str | None = None) -> XarrayTable:
 
 def _require_unique_names(array: Any) -> None:
     dimension = array.dims[0]
-    names = array.coords.get(dimension)
-    if names is not None and names.dtype.kind in "OUT" and not names.to_index().is_unique:
+    coordinate = array.coords.get(dimension)
+    if coordinate is None or coordinate.dtype.kind not in "iufOUTS":
+        return
+    if coordinate.dtype.kind in "iuf":
+        labels = coordinate.values.tolist()
+        twice = (
+            may_name([labels], *facts_of(coordinate.attrs, coordinate.dtype)) and not coordinate.to_index().is_unique
+        )
+    else:
+        names = (
+            text.decode(errors="backslashreplace") if isinstance(text, bytes) else str(text)
+            for text in coordinate.values.tolist()
+        )
+        twice = len(set(map(spelled, names))) < len(coordinate)
+    if twice:
         raise DataError(
-            f"Two rows have the same {dimension!r}: one person would have several rows. Leave one out, or rename it."
+            f"Two rows have the same {dimension!r}: one person would have several rows. Leave one out, rename "
+            f"it or, if {dimension!r} names no persons, pass the rows without it: .drop_vars({dimension!r})."
         )
 
 

@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import google_crc32c
 import numpy as np
 
+from dpdist._util.text import random_token
 from dpdist.errors import DataError
-from dpdist.ingest.readers.base import ChoiceRequiredError, Choices, Places, changed, require_exact, require_runs
+from dpdist.ingest import copies
+from dpdist.ingest.readers.base import ChoiceRequiredError, Choices, Places, Rows, changed, require_exact, require_runs
 from dpdist.ingest.readers.source import Entry, Source
 from dpdist.ingest.registered import FORMAT, RegisteredAttributes, RegisterRequest, checked, head_of, opener_of
 from dpdist.ingest.remote import location_of
-from dpdist.ingest.sources import SourceLocation, Sources, opened_sources
-from dpdist.ingest.survey import SourceSurvey, size_of, survey_source
+from dpdist.ingest.sources import Opener, SourceLocation, Sources, opened_sources
+from dpdist.ingest.survey import SourceSurvey, require_unique_samples, size_of, survey_source
 from dpdist.naming import step
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.manifest import RECORD, Records, SourceEntry, part_key, part_lengths, write_index, write_sources
@@ -59,19 +63,33 @@ class ChunkPlan:
     entries: list[SourceEntry]
     records: Records  # of each chunk; not read yet
     buffer_bytes: int  # memory for reading
+    named: bool  # whether the rows have names, which are distinct
+    asked: tuple[str, ...]  # names that may be of persons
+
+    @property
+    def located(self) -> list[Entry]:
+        """The files."""
+        return [Entry(entry.place, entry.place, entry.keys) for entry in self.entries]
+
+    @property
+    def lengths(self) -> dict[int, tuple[object, int]]:
+        """The files that may be copies of others."""
+        if self.named:
+            return {}
+        counts = np.bincount(self.records["source"], self.records["rows"]).astype(np.int64)
+        return copies.of_equal_length(dict(enumerate(counts.tolist())), self.located)
 
 
 def survey(source: SourceLocation, target: Store, request: RegisterRequest) -> ChunkPlan:
     """Survey a source as an ingest does, and cut it into chunks."""
     try:
         with opened_sources(source, target.scratch_folder, Choices(request.variable)) as sources:
-            return _cut(
-                sources,
-                survey_source(
-                    source, sources, None, lambda job, units: [job(sources.opener, unit, bool) for unit in units],
-                    sizes=[size_of(entry) for entry in sources.entries],
-                ),
+            result = survey_source(
+                source, sources, None, lambda job, units: [job(sources.opener, unit, bool) for unit in units],
+                sizes=[size_of(entry) for entry in sources.entries],
             )  # fmt: skip
+            require_unique_samples(sources, result.filled)
+            return _cut(sources, result)
     except ChoiceRequiredError as error:
         question = f"{error.asked(source, target)} Rows in place have all columns of their source."
     raise DataError(question)
@@ -102,7 +120,8 @@ def _cut(sources: Sources, result: SourceSurvey) -> ChunkPlan:
         memory = max(memory, cut.memory)
     files = [sources.entries[source] for source in rows]
     entries = [SourceEntry(_text_of(location_of(file.location)), file.keys) for file in files]
-    return ChunkPlan(result.names, result.dtype.name, entries, np.concatenate(parts), memory)
+    named = bool(result.head.samples) and not result.head.numbered
+    return ChunkPlan(result.names, result.dtype.name, entries, np.concatenate(parts), memory, named, result.head.asked)
 
 
 @dataclass(frozen=True)
@@ -116,20 +135,32 @@ class RegisterTask:
     names: tuple[str, ...]
     dtype: str
     variable: str | None
+    alike: frozenset[int]  # files that may be copies, by their numbers of rows
+    key: bytes = field(repr=False)  # of their marks; Dask logs the arguments of a task that fails
 
 
-def register_chunks(task: RegisterTask) -> None:
-    """Read and validate chunks, and write their part of the manifest."""
+def register_chunks(task: RegisterTask, _: None = None) -> dict[int, int]:
+    """Read and validate chunks, write their part of the manifest, and return the marks of rows by file."""
     opener, dtype = opener_of(task.variable), np.dtype(task.dtype)
+    weights, marks = copies.weights_of(task.key, len(task.names)), Counter[int]()
     records = np.frombuffer(task.records, dtype=RECORD).copy()
-    for index in range(len(records)):
-        entry = task.entries[int(records[index]["source"])]
+    for record in records:
+        number = int(record["source"])
+        entry = task.entries[number]
         source = opener.opened(Entry(entry.place, entry.place, entry.keys))
-        _read(source, tuple(range(len(task.names))), dtype, records[index])
+        for block in _read(source, tuple(range(len(task.names))), dtype, record):
+            if number in task.alike:
+                marks[number] += copies.mark_of(block, dtype, weights)
     task.aside.put(part_key(task.number), records.tobytes())
+    return marks
 
 
-def _read(source: Source, keep: Places, dtype: np.dtype[Any], record: Any) -> None:
+def _blocks(opener: Opener, plan: ChunkPlan, number: int) -> Generator[Rows]:
+    return opener.opened(plan.located[number]).rows(tuple(range(len(plan.names))))
+
+
+def _read(source: Source, keep: Places, dtype: np.dtype[Any], record: Any) -> Iterator[Rows]:
+    """Yield the rows of a chunk, and complete its record."""
     first, rows = int(record["first"]), int(record["rows"])
     before = source.state(first, first + rows)
     row_count = checksum = 0
@@ -139,6 +170,7 @@ def _read(source: Source, keep: Places, dtype: np.dtype[Any], record: Any) -> No
             (block,) = checked(iter([rows_of_block]), dtype)
             checksum = google_crc32c.extend(checksum, block.reshape(-1).view(np.uint8))
             row_count += block.shape[0]
+            yield block
     if row_count != rows or source.state(first, first + rows) != before:
         raise changed(source.path)
     record["checksum"], record["objects"], record["bytes"] = checksum, before.objects, before.size
@@ -148,20 +180,28 @@ def _read(source: Source, keep: Places, dtype: np.dtype[Any], record: Any) -> No
 @contextmanager
 def register_tasks(
     plan: ChunkPlan, target: Store, request: RegisterRequest, budget: PrivacyLoss | None, identify: Identify, tasks: int
-) -> Iterator[list[RegisterTask]]:
-    """Yield about ``tasks`` tasks that read a source; the table appears at target unless the block fails."""
+) -> Iterator[tuple[list[RegisterTask], list[dict[int, int]]]]:
+    """Yield about ``tasks`` tasks that read a source, and a list for their results.
+
+    The table appears at target unless the block fails.
+    """
     with target.staged("rows", private=True) as staging:
-        sources, work = write_sources(staging, plan.entries), []
+        sources, work = write_sources(staging, plan.entries), list[RegisterTask]()
+        lengths, key, marks = plan.lengths, random_token().encode(), list[dict[int, int]]()
         for number, run in enumerate(part_lengths(len(plan.records), tasks)):
             records = plan.records[run.start : run.stop]
             entries = {int(source): plan.entries[source] for source in np.unique(records["source"])}
             work.append(
                 RegisterTask(
                     number, staging.absolute(), entries, records.tobytes(), plan.names, plan.dtype,
-                    request.variable,
+                    request.variable, frozenset(lengths), key,
                 )
             )  # fmt: skip
-        yield work
+        yield work, marks
+        weights = copies.weights_of(key, len(plan.names))
+        with closing(opener_of(request.variable)) as opener:
+            read = partial(_blocks, opener, plan)
+            copies.require_none(lengths, marks, plan.located, read, np.dtype(plan.dtype), weights)
         parts = [staging.get(part_key(number)) for number in range(len(work))]
         records = np.frombuffer(b"".join(parts), dtype=RECORD)
         rows = int(records["rows"].sum(dtype=np.int64))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import filecmp
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from functools import partial
 from hashlib import sha256
@@ -129,31 +128,6 @@ def _require_once(locations: Sequence[SourceLocation]) -> None:
                 f"{first} and {location} have the same name and may be copies, whose rows would count twice. Leave one "
                 "out; if they are rows of different people, rename one."
             )
-
-
-def require_distinct(entries: Iterable[Entry]) -> None:
-    """Refuse local sources with identical bytes and the same folder keys."""
-    alike: dict[object, list[tuple[Entry, list[Path]]]] = {}
-    for entry in entries:
-        location = location_of(entry.location)
-        if isinstance(location, Path):
-            files = files_of(location)
-            names = [path.relative_to(location).as_posix() if location.is_dir() else path.suffix for path in files]
-            sizes = (*zip(names, (path.stat().st_size for path in files), strict=True),)
-            alike.setdefault((entry.keys, sizes), []).append((entry, files))
-    for candidates in alike.values():
-        by_digest: dict[bytes, tuple[Entry, list[Path]]] = {}
-        for entry, files in candidates if len(candidates) > 1 else ():
-            starts = sha256()  # most differences show here
-            for path in files:
-                with path.open("rb") as file:
-                    starts.update(file.read((1 << 20) // len(files) + 1))
-            first, other_files = by_digest.setdefault(starts.digest(), (entry, files))
-            if first is not entry and all(map(partial(filecmp.cmp, shallow=False), other_files, files)):
-                raise DataError(
-                    f"{first.shown} and {entry.shown} have identical content: each row would count twice. Leave one "
-                    "out. If they are rows of different people, merge them into one file."
-                )
 
 
 def is_companion(location: SourceLocation) -> bool:
@@ -336,6 +310,12 @@ def columns_at(
         if head.guess is not None:
             raise header_asked(sources.entries[0].shown)
         return head.names, None if head.kinds is None else [*head.kinds]
+
+
+def head_at(location: SourceLocation, scratch_dir: Path, choices: Choices) -> Head:
+    """Return the metadata of a file."""
+    with opened_sources(location, scratch_dir, choices) as sources, sources.named(0) as source:
+        return source.head
 
 
 def table_at(location: SourceLocation, scratch_dir: Path, header: str | None) -> tuple[Head, set[str] | None]:

@@ -9,23 +9,24 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from dpdist._util.text import counted, has_control, listed, random_token, repeated
+from dpdist._util.text import counted, has_control, listed, random_token, repeated, visible
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.readers.base import ChoiceRequiredError, NoRowsError, Places, UncutError, changed, only_columns
 from dpdist.ingest.readers.source import Entry, Fragment, Head, Source, Survey
 from dpdist.ingest.readers.text import FRAGMENT
 from dpdist.ingest.remote import Remote, location_of
-from dpdist.ingest.sources import Opener, SourceLocation, Sources, require_distinct
+from dpdist.ingest.sources import Opener, SourceLocation, Sources
 from dpdist.naming import parameter
 from dpdist.rows.units import Unit
 
 PIECE = 128 << 20  # bytes per task, about
+_OPENED = {".nc": "open_dataset", ".zarr": "open_zarr"}
 _MOST_FILES = 256  # files per task of the survey
 _INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "int64")
 
@@ -168,7 +169,6 @@ def survey_source(
             raise changed(first.path)
     if columns is None and parts:
         _require_no_index(sources.entries[number].shown, head, keep)
-    require_distinct(sources.entries[number] for number in dict.fromkeys(part.source for part in parts))
     dtype = _common_dtype(surveys) if surveys else np.dtype(np.uint8)
     return SourceSurvey(tuple(head.names[index] for index in keep), keep, parts, dtype, guesses, head)
 
@@ -258,7 +258,7 @@ def require_unique_samples(sources: Sources, filled: Sequence[int]) -> None:
     for number in filled:
         with sources.named(number) as source:
             head = source.head
-            if not head.samples:
+            if not head.samples or head.numbered:
                 continue
             digests = np.concatenate([*source.units(key, head.samples)]).view("V16")[:, 0]
         people = np.unique(digests)
@@ -269,10 +269,16 @@ def require_unique_samples(sources: Sources, filled: Sequence[int]) -> None:
             repetition = (
                 f"{counted(int(twice.sum()), 'sample')} of {other_files} again" if other_files else "a sample twice"
             )
+            suffix, (label, *_) = PurePath(where).suffix.lower(), head.samples
+            cure = ""
+            if head.guess and suffix in _OPENED:  # a coordinate, which may be of years or places
+                cure = f" If {label!r} names no persons, leave it out: xarray.{_OPENED[suffix]}({where!r})."
+
+                cure += f"drop_vars({label!r}).to_netcdf('NEW.nc')."
             raise DataError(
                 f"{where} names {repetition}: one person would have several rows. Remove the repetition, rename "
-                f"samples of different people, or declare a privacy unit with {parameter('max_rows')} and "
-                f"{units_named(head)}."
+                f"samples of different people, or declare a privacy unit with {parameter('max_rows', 'M')} and "
+                f"{units_named(head)}.{cure}"
             )
         known_samples = np.concatenate([known_samples, people])
         owners = np.append(owners, np.full(len(people), number))
@@ -280,10 +286,9 @@ def require_unique_samples(sources: Sources, filled: Sequence[int]) -> None:
 
 def units_named(head: Head) -> str:
     """Return the option that declares a privacy unit by the labels of a file, or else by its samples."""
-    labels = [label for label in head.labels if label not in head.samples]
-    if len(labels) > 1:
-        return f"{parameter('privacy_unit')} of {listed(labels)}"
-    return parameter("privacy_unit", ",".join(labels or head.samples))
+    if len(head.beside) > 1:
+        return f"{parameter('privacy_unit')} of {listed(head.beside)}"
+    return parameter("privacy_unit", ",".join(head.beside or head.samples))
 
 
 def _require_no_index(where: object, head: Head, keep: Places) -> None:
@@ -303,14 +308,14 @@ def _require_no_index(where: object, head: Head, keep: Places) -> None:
 
 
 def require_publishable(where: object, names: tuple[str, ...]) -> None:
-    """Refuse column names that are repeated or hold control characters."""
+    """Refuse column names that look the same, or hold characters that cannot be seen."""
     for index, name in enumerate(names):
         if has_control(name):
             raise DataError(
-                f"{where}: the name of column {index + 1} (counting from 1) holds a control character. Names are "
-                "published and shown on terminals: rename the column."
+                f"{where}: the name of column {index + 1} (counting from 1) holds a control or invisible character. "
+                "Names are published and shown on terminals: rename the column."
             )
-    if twice := repeated(names):
+    if twice := repeated(map(visible, names)):
         raise DataError(f"{where} has several columns with the same name: {listed(twice)}. Rename them.")
 
 

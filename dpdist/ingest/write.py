@@ -10,7 +10,8 @@ writes them. If the process dies, the same ingest resumes with the existing chun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,11 +27,12 @@ from dpdist._util.progress import Steps
 from dpdist._util.text import counted, listed, random_token
 from dpdist._version import __version__
 from dpdist.errors import DataError, UsageError
-from dpdist.ingest import survey
+from dpdist.ingest import copies, survey
 from dpdist.ingest.readers.base import (
     ChoiceRequiredError,
     Choices,
     Places,
+    Rows,
     UncutError,
     changed,
     fits,
@@ -43,6 +45,7 @@ from dpdist.ingest.sources import Opener, SourceLocation, Sources, digest_of, op
 from dpdist.ingest.survey import Job, Part, Run, SourceSurvey
 from dpdist.naming import parameter
 from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.rows.automatic import by_option, in_schema, row_is_unit
 from dpdist.rows.dataset import RowsTable, head_of, open_ingested, require_space, shape_of
 from dpdist.rows.persons import Watch
 from dpdist.rows.schema import Schema
@@ -263,10 +266,20 @@ class _Ingest:
                     "read in parallel."
                 )
             tasks = [task for task in tasks if not existing.issuperset(range(task.first, task.stop))]
-            run(
-                Write(entries, states, self.staging, shape, result.keep, result.names, existing, selection is not None),
-                tasks,
+            lengths = (
+                {}
+                if result.head.samples and not result.head.numbered
+                else copies.of_equal_length(_kept_lengths(result.parts, selection), entries)
             )
+            write = Write(
+                entries, states, self.staging, shape, result.keep, result.names, existing, selection is not None,
+                frozenset(lengths),
+            )  # fmt: skip
+            marks = run(write, tasks)
+            copies.require_none(
+                lengths, [] if existing else marks, entries, partial(self._kept_blocks, result, selection),
+                np.dtype(shape.dtype), write.weights,
+            )  # fmt: skip
         # an earlier pass chose the rows of each privacy unit: changed files would break the bound M
         for entry, state in zip(entries, states, strict=True):
             if state_of(location_of(entry.location)) != state:
@@ -288,9 +301,19 @@ class _Ingest:
             self.say(f"The privacy unit is {self.unit.column}, with at most {limit} each.")
             if not self.may_be_empty:
                 self.say(f"{OMITTED} {left_out}.")
-        elif set(head.labels) - set(head.samples):
+        elif head.beside:
             named = survey.units_named(head)
             self.say(f"The privacy unit is the row. Declare another with {named}.")
+        elif message := row_is_unit(self.source, head.asked, by_option if schema is None else in_schema):
+            self.say(message)
+
+    def _kept_blocks(self, result: SourceSurvey, selection: KeptRows | None, number: int) -> Generator[Rows]:
+        """Yield the kept rows of a file."""
+        row = sum(part.rows for part in result.parts if part.source < number)
+        with self.sources.named(number) as source, closing(source.rows(result.keep)) as blocks:
+            for block in blocks:
+                yield block if selection is None else block[selection.among(row, len(block))]
+                row += len(block)
 
     def _select_rows(self, result: SourceSurvey, unit: Unit, labels: Sequence[str]) -> KeptRows:
         """Choose the rows to keep of each privacy unit, and store the choice."""
@@ -346,6 +369,15 @@ class _Ingest:
                     parameter="privacy_unit",
                 )
         return requested
+
+
+def _kept_lengths(parts: Sequence[Part], selection: KeptRows | None) -> Counter[int]:
+    """Return the number of kept rows of each file."""
+    lengths, row = Counter[int](), 0
+    for part in parts:
+        lengths[part.source] += part.rows if selection is None else selection.counted(row, part.rows)
+        row += part.rows
+    return lengths
 
 
 def existing_chunks(staging: Store, shape: Shape) -> frozenset[int]:
@@ -418,22 +450,30 @@ class Write:
     names: Sequence[str]
     existing: frozenset[int]
     filtered: bool
+    alike: frozenset[int]  # files that may be copies, by their numbers of rows
     name = "write"
     label = "Ingesting"
 
-    def __call__(self, opener: Opener, task: WriteTask, on_rows: Callable[[int], object]) -> None:
-        """Write the missing chunks of a task."""
+    @property
+    def weights(self) -> copies.Words:
+        """Secret weights of the columns."""
+        return copies.weights_of(secret_of(self.staging), self.shape.columns)
+
+    def __call__(self, opener: Opener, task: WriteTask, on_rows: Callable[[int], object]) -> dict[int, int]:
+        """Write the missing chunks of a task, and return the marks of rows by file."""
         # A worker that was given up may still write into an object store. So check before whether the table is
         # complete or a file changed, and afterwards whether the table is still being built.
         if self.staging.exists(ROOT):
-            return
+            return {}
         try:
-            self._write(opener, task, on_rows)
+            return self._write(opener, task, on_rows)
         finally:
             if not self.staging.exists(_SECRET) and not self.staging.exists(ROOT):
                 self.staging.drop("")
 
-    def _write(self, opener: Opener, task: WriteTask, on_rows: Callable[[int], object]) -> None:
+    def _write(self, opener: Opener, task: WriteTask, on_rows: Callable[[int], object]) -> dict[int, int]:
+        weights = self.weights if self.alike else None
+        marks = dict[int, int]()
         writer = RowsWriter(self.staging, self.shape, task.first, task.stop, self.existing)
         target, row = task.target, task.row
         for part in task.parts:
@@ -442,13 +482,17 @@ class Write:
                 on_rows(writer.skip(target + count))
             else:
                 with opener.named(self.entries[part.source]):
-                    self._copy(opener, part, target, row, writer, on_rows)
+                    for taken in self._copied(opener, part, target, row, writer):
+                        on_rows(len(taken))
+                        if weights is not None and part.source in self.alike:
+                            mark = copies.mark_of(taken, np.dtype(self.shape.dtype), weights)
+                            marks[part.source] = marks.get(part.source, 0) + mark
             target, row = target + count, row + part.rows
         self.staging.flush(writer.keys)
+        return marks
 
-    def _copy(
-        self, opener: Opener, part: Part, target: int, row: int, writer: RowsWriter, on_rows: Callable[[int], object]
-    ) -> None:
+    def _copied(self, opener: Opener, part: Part, target: int, row: int, writer: RowsWriter) -> Iterator[Rows]:
+        """Yield the rows of a part that are written."""
         source, row_count = opener.opened(self.entries[part.source]), 0
         dtype = np.dtype(self.shape.dtype)
         writer.before = self._change_check(source, part)
@@ -460,7 +504,7 @@ class Write:
                     if row_count + block.shape[0] > part.rows or not fits(block, dtype):
                         raise changed(source.path)
                     selected = block[self._kept_mask(row + row_count, block.shape[0])] if self.filtered else block
-                    on_rows(writer.append(selected, target))
+                    yield writer.append(selected, target)
                     row_count, target = row_count + block.shape[0], target + len(selected)
                     if writer.full:
                         return

@@ -106,8 +106,9 @@ def _run(job: Job, say: Callable[[str], None]) -> JobOutcome:
 
 def _register(job: Job, source: SourceLocation, say: Callable[[str], None]) -> None:
     table = sources.register_rows(
-        source, job.rows, budget=job.budget, ledger=job.ledger, variable=job.choices.variable, cluster=job.cluster
-    )
+        source, job.rows, budget=job.budget, ledger=job.ledger, variable=job.choices.variable, cluster=job.cluster,
+        say=say,
+    )  # fmt: skip
     say(f"{job.rows}: registered, {counted(table.columns, 'column')}. Do not change {source}.")
 
 

@@ -185,7 +185,7 @@ def _mistakes(key: str, kind: Any, value: object) -> Iterator[str]:
     else:
         texts = value if isinstance(value, list) else [value]
         if any(isinstance(text, str) and has_control(text) for text in texts):
-            yield f"{key} contains a control character; remove it"
+            yield f"{key} contains a control or invisible character; remove it"
 
 
 def _expected(kind: Any) -> str:

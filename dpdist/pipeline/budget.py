@@ -118,7 +118,8 @@ def ingest_rows(
         The columns to keep, in this order. None: all of them.
     privacy_unit : str, default None
         Identifier of the privacy unit of a row, which is not stored: a column of whole numbers, ``obs/NAME`` of
-        AnnData, or ``FID`` or ``FID,IID`` of a .fam file. None: every row is a privacy unit.
+        AnnData, an array along the rows of .nc or .zarr, or ``FID`` or ``FID,IID`` of a .fam file. None: every row is a
+        privacy unit.
     max_rows : int, default None
         Largest number of rows of a privacy unit; further rows are dropped. Required with `privacy_unit`, and only then.
     keep : {"first", "random"}, default None
@@ -219,7 +220,7 @@ def ingest_rows(
             privacy_unit=privacy_unit, variable=variable, missing=missing, header=header, genotypes=genotypes or None
         )
         origin = partial(table.origin, schema=meaning)
-        write = partial(ingest_collection, table, cluster=cluster, progress=progress, schema=meaning)
+        write = partial(ingest_collection, table, cluster=cluster, progress=progress, schema=meaning, say=say)
 
     def exists() -> bool:
         if not rows.exists():

@@ -7,7 +7,7 @@ A draft lists the names and stored types of a source, for a person to complete. 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,12 +31,12 @@ from dpdist.ledger.address import AnyLedgerAddress, parse_address
 from dpdist.naming import step
 from dpdist.pipeline.budget import default_ledger, taken_up
 from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.rows.automatic import row_is_unit
 from dpdist.rows.dataset import RowsTable
 from dpdist.rows.manifest import SOURCES
 from dpdist.rows.schema import PANDAS_INDEX, Schema
 from dpdist.rows.schema_file import draft_of, read_schema
 from dpdist.runtime.cluster import Cluster, chosen
-from dpdist.runtime.local import Computation
 from dpdist.storage.arrays import attributes_of
 from dpdist.storage.atomic import make_once
 from dpdist.storage.store import AnyStore, Store, store_at
@@ -171,6 +171,7 @@ def register_rows(
     ledger: AnyLedgerAddress | None = None,
     variable: str | None = None,
     cluster: Cluster | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> RowsTable:
     """Create a table of rows in place, without a copy, and a ledger if there is a budget.
 
@@ -197,6 +198,8 @@ def register_rows(
         The array of rows, if a Zarr group contains several.
     cluster : Cluster, default None
         Where to read the rows. None: threads of this process.
+    say : callable, default None
+        Called with messages (str) about the interpretation of the source.
 
     Returns
     -------
@@ -243,18 +246,27 @@ def register_rows(
             raise DataError(message)
         return True
 
-    make_once(exists, lambda: _register(source, target, request, budget, chosen(cluster)))
+    make_once(exists, lambda: _register(source, target, request, budget, chosen(cluster), say))
     return taken_up(target, budget, ledger)
 
 
+def _copied(name: str) -> str:
+    """Return how to declare the privacy unit of a source that is registered."""
+    return f"copy the rows: {step('ingest', 'SOURCE', 'ROWS', privacy_unit=name, max_rows='M')}"
+
+
 def _register(
-    source: SourceLocation, target: Store, request: RegisterRequest, budget: PrivacyLoss | None, cluster: Cluster
-) -> None:
+    source: SourceLocation, target: Store, request: RegisterRequest, budget: PrivacyLoss | None, cluster: Cluster,
+    say: Callable[[str], None] | None,
+) -> None:  # fmt: skip
     target.require_new("rows")
     surveyed = survey(source, target, request)
+    if say is not None and (message := row_is_unit(source, surveyed.asked, _copied)):
+        say(message)
     identify = partial(state_folder.identity_of, place=str(target.absolute()))
     with cluster.connected() as executor:
         task_limit = _TASKS_PER_WORKER * executor.resources().slots
-        with register_tasks(surveyed, target, request, budget, identify, task_limit) as tasks:
+        with register_tasks(surveyed, target, request, budget, identify, task_limit) as (tasks, marks):
             executor.require_visible(tasks[0].aside, SOURCES)
-            executor.map(Computation("register", register_chunks, None, tasks), "Registering rows")
+            results = executor.results(register_chunks, tasks, None, "Registering rows", "register")
+            marks += [marks_of_task for _, marks_of_task in results]

@@ -20,7 +20,7 @@ from dpdist._util.text import canonical, counted, listed
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.readers.base import UNNAMED, ChoiceRequiredError, Choices
 from dpdist.ingest.readers.source import Head
-from dpdist.ingest.sources import KINDS, table_at
+from dpdist.ingest.sources import KINDS, head_at, table_at
 from dpdist.ingest.write import ingest
 from dpdist.ledger import state_folder
 from dpdist.ledger.address import LedgerAddress, parse_address
@@ -31,7 +31,7 @@ from dpdist.pipeline.release import require_releasable
 from dpdist.pipeline.sources import Workers, read_for
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.request import ReleaseRequest
-from dpdist.rows.automatic import require_owner, schema_of_numbers
+from dpdist.rows.automatic import require_owner, rows_are, schema_of_numbers
 from dpdist.rows.dataset import RowsTable, open_ingested
 from dpdist.rows.schema import Schema
 from dpdist.rows.units import Owner, Unit, unit_from
@@ -107,9 +107,8 @@ def rows_of_file(
             f"The budget of {file} is {Ledger(ledger).budget}, in {ledger}. Leave {parameter('budget_epsilon')} out; "
             f"{step('ledger raise')} raises it."
         )
-    left_out = [] if head is None or table.schema is None else _left_out(head.names, table.schema)
     public = request.neighbours is Neighbours.REPLACE_ONE
-    say(_decisions(file, table, ledger, left_out, rows=table.rows if public else None))
+    say(_decisions(file, table, ledger, _left_out(head, table.schema), owner, rows=table.rows if public else None))
     return FileRows(table, ledger)
 
 
@@ -120,12 +119,16 @@ def _meaning(
     if schema is None:
         decided, head = automatic_schema(file, header, owner)
         return decided, unit_from(owner.column, owner.max_rows, None) if decided is None else None, head
-    if owner != Owner():
-        raise UsageError(
-            f'The schema says whose row a row is: kind = "privacy unit". Leave {parameter("person")} and '
-            f"{parameter('each_row_is_a_person')} out."
-        )
-    return schema if isinstance(schema, Schema) else read_for(schema, file, header), None, None
+    if owner.column is not None:
+        raise UsageError(f'The schema says whose row a row is: kind = "privacy unit". Leave {parameter("person")} out.')
+    schema = schema if isinstance(schema, Schema) else read_for(schema, file, header)
+    if schema.unit is not None:
+        if owner.each_row:
+            raise UsageError(f"The schema declares a privacy unit. Leave {parameter('each_row_is_a_person')} out.")
+        return schema, None, None
+    head = head_at(file, Path(gettempdir()), Choices(header=header, schema=schema))
+    require_owner(file, head.asked, owner, schema)
+    return schema, None, None
 
 
 def _made(
@@ -177,14 +180,16 @@ def _content_of(file: Path) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def _left_out(names: Sequence[str], schema: Schema) -> list[str]:
-    """Return the columns of a source that are neither summed nor a privacy unit."""
-    kept = {column.name for column in schema.columns if column.kind != "ignored"}
+def _left_out(head: Head | None, schema: Schema | None) -> list[str]:
+    """Return the columns of a source that are neither summed nor a privacy unit; those of a schema without a head."""
+    columns = [] if schema is None else schema.columns
+    kept = {column.name for column in columns if column.kind != "ignored"}
+    names = [column.name for column in columns] if head is None or schema is None else head.names
     return [name for name in names if name not in kept]
 
 
 def _decisions(
-    file: Path, table: RowsTable, ledger: LedgerAddress, left_out: Sequence[str], *, rows: int | None
+    file: Path, table: RowsTable, ledger: LedgerAddress, left_out: Sequence[str], owner: Owner, *, rows: int | None
 ) -> str:
     """Return a sentence for each decision about a table, without its number of rows if that is private."""
     schema, unit = table.schema, table.unit
@@ -192,7 +197,7 @@ def _decisions(
     sentences = [
         f"{file}: {size}{counted(table.columns, 'column')}"
         + (f", without {listed(left_out)}" if left_out else ""),
-        "Each row is protected as a person" if unit is None else
+        rows_are(owner) if unit is None else
         f"All rows of one {unit.column} are protected together, and at most {unit.max_rows} of them are kept",
         f"The budget of the table is {Ledger(ledger).budget}, in {ledger}",
     ]  # fmt: skip
@@ -209,7 +214,7 @@ def automatic_schema(file: Path, header: str | None, owner: Owner) -> tuple[Sche
         raise DataError(f"{error} Add {parameter('header', 'yes')} or {parameter('header', 'no')}.") from None
     if unclear is None:
         if owner == Owner():
-            require_owner(file, [*head.names, *head.labels], owner)
+            require_owner(file, head.asked, owner)
         return None, head
     indexes = {head.names[place] for place in head.indexes} | UNNAMED.intersection(head.names)
     return schema_of_numbers(file, head.names, head.kinds, unclear, indexes, owner, header), head

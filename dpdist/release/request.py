@@ -232,7 +232,9 @@ class ReleaseRequest:
             raise UsageError(f"{parameter('rows_at_most')} must be a number of rows, at least 1.")
         labels = {f"id ({parameter('id')})": self.name, "period": self.period}
         if wrong := [label for label, text in labels.items() if has_control(text or "")]:
-            raise UsageError(f"The {wrong[0]} contains a control character. It is published; remove the character.")
+            raise UsageError(
+                f"The {wrong[0]} contains a control or invisible character. It is published; remove the character."
+            )
         if self.for_reproduction and self.name is not None:
             raise UsageError(
                 f"A release for reproduction cannot have a chosen id, because no ledger keeps ids unique: "

@@ -13,8 +13,7 @@ are refused depends on types and on all cells, and is reported to the holder of 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pyarrow.compute as pc
@@ -24,30 +23,9 @@ from dpdist.errors import DataError, UsageError
 from dpdist.naming import parameter, step
 from dpdist.rows.columns import Column
 from dpdist.rows.encoding import DIGIT, UnfitError, holds_numbers, is_text, kind_of, plain, values_of_text
+from dpdist.rows.person_names import person_columns
 from dpdist.rows.schema import Schema
 from dpdist.rows.units import Owner
-
-_OWNERS = frozenset({
-    "account", "applicant", "card", "child", "citizen", "client", "cust", "customer", "donor", "email", "employee",
-    "family", "household", "individual", "member", "mrn", "nhs", "participant", "passenger", "pat", "patient",
-    "person", "phone", "player", "pt", "pupil", "record", "resident", "respondent", "ssn", "student", "subj", "subject",
-    "taxpayer", "user", "usubj", "visitor", "voter", "worker",
-})  # fmt: skip
-_NUMBERED = frozenset({"code", "id", "identifier", "key", "no", "nr", "num", "number", "uid"})
-_ALONE = frozenset({"eid", "id", "identifier", "uid"})  # eid: of the UK Biobank
-_JOINED = re.compile(f"s?(?:{'|'.join(sorted(_NUMBERED))})?$")  # a plural, a number written in one word
-_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-
-
-def names_person(name: str) -> bool:
-    """Return whether a column is named like an identifier of persons.
-
-    >>> [name for name in ("person_id", "id", "USUBJID", "obs/donor", "income", "customer_age") if names_person(name)]
-    ['person_id', 'id', 'USUBJID', 'obs/donor']
-    """
-    parts = {part.lower() for part in _PARTS.findall(name.rpartition("/")[2])}
-    owners = {part for part in parts if not _OWNERS.isdisjoint({part, _JOINED.sub("", part)})}
-    return parts <= owners | _NUMBERED | _ALONE and bool(owners or (parts and parts <= _ALONE))
 
 
 class TextColumns:
@@ -83,19 +61,54 @@ class TextColumns:
         return self._others | (self._words - self._numbers)
 
 
-def require_owner(source: object, names: Sequence[str], owner: Owner) -> list[str]:
+def require_owner(source: object, names: Sequence[str], owner: Owner, schema: Schema | None = None) -> list[str]:
     """Return the columns named like identifiers; refuse a table with one if the owner of a row is not given."""
-    owners = [name for name in names if names_person(name)]
+    owners = person_columns(names)
     if owner.column is not None and owner.column not in names:
         raise UsageError(f"{source} has no column {owner.column!r}. It has: {listed(names)}.", parameter="person")
     if owners and owner.column is None and not owner.each_row:
+        declared = f"give {parameter('person', owners[0])} {parameter('max_rows', 'M')}"
+        if schema is not None:
+            declared = in_schema(owners[0])
         raise UsageError(
-            f"{source}: {_are(len(owners), 'column')} named like an identifier of persons: {listed(owners)}. If a "
-            f"person may have several rows, give {parameter('person', owners[0])} "
-            f"{parameter('max_rows', 'M')}, where M is how many of them to keep: all are protected together. If no "
-            f"person has two, give {parameter('each_row_is_a_person')}."
+            f"{source}: {named_like_persons(owners)}. If a person may have several rows, {declared}, where M is how "
+            f"many of them to keep: all are protected together. If no person has two, give "
+            f"{parameter('each_row_is_a_person')}."
         )
     return owners
+
+
+def named_like_persons(owners: Sequence[str]) -> str:
+    """Return the beginning of a sentence about columns named like persons."""
+    return f"{_are(len(owners), 'column')} named like an identifier of persons: {listed(owners)}"
+
+
+def rows_are(owner: Owner) -> str:
+    """Return the decision about a table whose rows are all protected alone."""
+    if owner.each_row:
+        return "Each row is protected as a person"
+    return "No column is named like a person, so each row is taken for another person"
+
+
+def in_schema(name: str) -> str:
+    """Return how to declare the privacy unit in a schema."""
+    return f'declare {name} in the schema: kind = "privacy unit", and max_rows = M above the columns'
+
+
+def by_option(name: str) -> str:
+    """Return how to declare the privacy unit of a file without a schema."""
+    option = f"{parameter('privacy_unit', name)} {parameter('max_rows', 'M')}"
+    return f"declare {name} with {option}, or in a schema if it is text"
+
+
+def row_is_unit(source: object, names: Sequence[str], declared: Callable[[str], str] = by_option) -> str | None:
+    """Return the message that each row is a privacy unit, if a column is named like persons; None otherwise."""
+    if not (owners := person_columns(names)):
+        return None
+    return (
+        f"{source}: {named_like_persons(owners)}. The privacy unit is the row: if a person may have several rows, "
+        f"{declared(owners[0])}."
+    )
 
 
 def schema_of_numbers(
@@ -108,7 +121,8 @@ def schema_of_numbers(
         for name, kind in zip(names, kinds or (), strict=False)
         if kind_of(kind) != "number" and not is_text(kind)  # the cells of text were read
     }
-    if unclear := sorted(({*unclear} | others) - indexes - {owner.column}, key=list(names).index):
+    owners = require_owner(source, names, owner)
+    if unclear := sorted(({*unclear} | others) - indexes - {owner.column, *owners}, key=list(names).index):
         asked = {} if kinds is not None else {"header": header or "yes"}
         drafted = step("schema", source if named else "TABLE", **asked)
         raise DataError(
@@ -116,7 +130,6 @@ def schema_of_numbers(
             f"what they mean: {drafted} drafts one. Complete it, save it, and give "
             f"{parameter('schema', 'schema.toml')}."
         )
-    owners = require_owner(source, names, owner)
     columns = []
     for name in names:
         if name == owner.column:

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpdist._util.frames import as_frame
-from dpdist._util.text import counted
+from dpdist._util.text import counted, visible
 from dpdist.errors import DataError, UsageError, quiet
 from dpdist.naming import step
 from dpdist.rows.columns import LARGEST_WHOLE, SECONDS, Column
@@ -216,6 +216,9 @@ def plain(column: Column, cells: Any) -> Any:
         codes = _codes(column, cells.type) if column.missing_values else []
         return pc.if_else(pc.is_in(cells, pa.array(codes, cells.type)), None, cells) if codes else cells
     text = _parsed(column, cells, _valid, "the cell is not UTF-8 text")
+    if column.kind in {"category", "privacy unit"} and not pc.all(pc.string_is_ascii(text), min_count=0).as_py():
+        coded = text.dictionary_encode()
+        text = pa.array(map(visible, coded.dictionary.to_pylist()), text.type).take(coded.indices)
     if column.missing_values:
         lacking = pc.is_in(_without_point(pc.utf8_trim_whitespace(text)), pa.array(column.missing_values))
         text = pc.if_else(lacking, pa.scalar(None, text.type), text)
@@ -360,7 +363,7 @@ def _name_of(value: float | Decimal) -> str | None:
 
 def _categories(column: Column, cells: Any) -> tuple[Rows, _Mask]:
     text, absent = _text(_names(cells))
-    names = pa.array(column.categories, text.type)
+    names = pa.array(map(visible, column.categories), text.type)
     indices = pc.coalesce(pc.index_in(text, names), pc.index_in(_without_point(text), names))
     lacking = _flags(pc.and_(absent, pc.is_null(indices)))  # unless a category has that name
     values = pc.fill_null(indices, -1).to_numpy(zero_copy_only=False).astype(np.float64)

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpdist._util.text import canonical
+from dpdist._util.text import canonical, visible
 from dpdist.errors import DataError
 from dpdist.rows.chunks import key_of
 from dpdist.rows.periods import PeriodicTable
@@ -101,7 +101,7 @@ class Watch:
         """Return the sorted digests of excluded persons."""
         try:
             if not names:
-                numbers = np.array(sorted({int(line) for line in self.excluded}), dtype=np.int64)
+                numbers = np.array(sorted({int(visible(line)) for line in self.excluded}), dtype=np.int64)
                 return np.unique(digests(numbers, self.key))
             lines = [[line] if names == 1 else next(csv.reader([line], strict=True)) for line in self.excluded]
             if not lines:

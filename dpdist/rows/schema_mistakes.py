@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple, get_args
 
-from dpdist._util.text import counted, has_control, listed, repeated
+from dpdist._util.text import counted, has_control, listed, repeated, visible
 from dpdist.rows.columns import DIRECTIVES, LARGEST_WHOLE, SECONDS, Column, instant, shown
 from dpdist.rows.units import Keep
 
@@ -166,7 +166,7 @@ def _of_units(schema: Parts) -> Iterator[Mistake]:
 
 def _mistakes_of(column: Column, scale: str) -> Iterator[tuple[str | None, str]]:
     if not isinstance(column.name, str) or not column.name or has_control(column.name):
-        yield "name", "the name must be text without control characters"
+        yield "name", "the name must be text without control or invisible characters"
     if column.kind not in tuple(_TAKES):  # it may have any type, such as list
         yield "kind", f"kind must be one of {', '.join(_TAKES)}, not {column.kind!r}"
         return
@@ -180,7 +180,7 @@ def _mistakes_of(column: Column, scale: str) -> Iterator[tuple[str | None, str]]
         value = properties.get(key)
         values = value if isinstance(value, tuple) else (value,)
         if any(isinstance(entry, str) and has_control(entry) for entry in values):
-            wrong.append((key, f"{key} contains a control character"))
+            wrong.append((key, f"{key} contains a control or invisible character"))
     wrong += _wrong_words({key: value for key, value in properties.items() if key in takes})
     wrong += _wrong_range(column, scale) if "range" in takes else ()
     wrong += _wrong_categories(column) if "categories" in takes else ()
@@ -272,8 +272,11 @@ def _wrong_categories(column: Column) -> Iterator[tuple[str | None, str]]:
         yield "categories", "categories must be a list of names in quotes, or of whole numbers"
         return
     if any(name != name.strip() or not name or has_control(name) for name in categories):
-        yield "categories", "a category must not be empty, have outer spaces, or contain control characters"
-    if twice := repeated(categories):
+        yield (
+            "categories",
+            "a category must not be empty, have outer spaces, or contain control or invisible characters",
+        )
+    if twice := repeated(map(visible, categories)):
         yield "categories", f"duplicate categories: {listed(twice)}"
     if column.encoding == "ordinal" and column.other == "column":
         yield "other", 'other = "column" is for one-hot columns: use "refuse" or "missing"'

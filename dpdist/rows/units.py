@@ -36,12 +36,11 @@ from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, Literal, get_args
-from unicodedata import normalize
 
 import numpy as np
 import numpy.typing as npt
 
-from dpdist._util.text import counted, random_token
+from dpdist._util.text import counted, random_token, visible
 from dpdist.errors import DataError, UsageError
 from dpdist.naming import parameter
 from dpdist.privacy.persons import MOST_PERIODS
@@ -117,12 +116,12 @@ def whole_numbers(
 
 
 def spelled(name: str) -> str:
-    """Return a normalised name: stripped, in Unicode form C, and a whole number by its value (7, 7.0 or 007).
+    """Return a normalised name: as it is seen, and a whole number by its value (7, 7.0 or 007).
 
     >>> [spelled(name) for name in ("007", " 7.0", "-0", "7.5", "A7.0")]
     ['7', '7', '0', '7.5', 'A7.0']
     """
-    text = normalize("NFC", name.strip())
+    text = visible(name)
     number = _WHOLE.fullmatch(text)
     if number is None:
         return text

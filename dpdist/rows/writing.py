@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
+from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import zarr
 from zarr.storage import MemoryStore
@@ -54,11 +54,10 @@ class RowsWriter:
         before, self._next = self._next, min(max(self._next, stop), self._last)
         return self._next - before
 
-    def append(self, rows: npt.NDArray[np.generic], start: int | None = None) -> int:
-        """Take rows, (r, d), whose values fit the stored dtype, and return the number taken."""
+    def append(self, rows: npt.NDArray[Any], start: int | None = None) -> npt.NDArray[Any]:
+        """Take rows, (r, d), whose values fit the stored dtype, and return those taken."""
         high, start = self._shape.chunk_rows, self._next if start is None else start
-        rows = rows[max(0, self._next - start) : max(0, self._last - start)]
-        count = len(rows)
+        taken = rows = rows[max(0, self._next - start) : max(0, self._last - start)]
         while rows.shape[0]:
             position = self._next % high
             take = min(rows.shape[0], high - position)
@@ -67,7 +66,7 @@ class RowsWriter:
             rows = rows[take:]
             if self._next % high == 0 or self._next == self._last:
                 self._write((self._next - 1) // high)
-        return count
+        return taken
 
     def _write(self, index: int) -> None:
         if index not in self._stored:

@@ -46,7 +46,8 @@ def test_one_command_publishes_prints_components_and_is_free_again(folder: Path,
     assert (said.code, said.json["fresh"], said.json["n"]) == (0, True, ROWS)
     assert said.json["shares"][0] == pytest.approx(0.48, abs=0.05)
     for decision in (
-        "t.csv: 4000 rows of 4 columns.", "Each row is protected as a person.", "epsilon 1, delta 1e-06, in t.ledger.",
+        "t.csv: 4000 rows of 4 columns.", "No column is named like a person, so each row is taken for another person.",
+        "epsilon 1, delta 1e-06, in t.ledger.",
         "Cells without a number count as the centre of their column, which weakens its correlations.",
     ):  # fmt: skip
         assert decision in said.told

@@ -180,7 +180,7 @@ def test_blocks_that_are_not_what_was_announced_are_refused(tmp_path: Path) -> N
     refused(xarray.DataArray(good, dims=("variants", "samples")), tmp_path, "one row per variant")
     for names in (["a", "a", "b"], [0, 0, 1]):
         refused(pd.DataFrame(good, columns=names), tmp_path, f"the same name: {names[0]}")
-    refused(pd.DataFrame(good, columns=["a", "b\x1b[2J", "c"]), tmp_path, "control character")
+    refused(pd.DataFrame(good, columns=["a", "b\x1b[2J", "c"]), tmp_path, "control or invisible character")
 
 
 def test_what_is_computed_anew_each_time_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

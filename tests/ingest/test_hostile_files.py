@@ -198,10 +198,12 @@ def test_the_folders_of_nightly_releases_can_only_be_changed_by_their_owner(tmp_
 def test_a_control_character_in_a_name_or_an_option_is_refused(tmp_path: Path) -> None:
     for letter in ("\x1b", "\x01", "\x9b", "\u202e", "\n"):
         np.savez(tmp_path / "t.npz", X=counts()[:, :2], feature_names=["a", f"b{letter}[2J"])
-        refused(tmp_path / "t.npz", "column 2 (counting from 1) holds a control character", never=(letter,))
+        refused(
+            tmp_path / "t.npz", "column 2 (counting from 1) holds a control or invisible character", never=(letter,)
+        )
     loss = PrivacyLoss.parse("1", "1e-6")
     for wrong in ({"name": "week\x1b[2J"}, {"period": "week\x1b[2J"}):
-        with pytest.raises(UsageError, match="control character") as caught:
+        with pytest.raises(UsageError, match="control or invisible character") as caught:
             ReleaseRequest(**{"mechanism": "gaussian", "loss": loss, "clip_norm": 1.0, **wrong})  # type: ignore[arg-type]
         assert "\x1b" not in str(caught.value)
 

@@ -81,7 +81,7 @@ def test_cells_of_two_samples_may_be_called_alike_where_their_donors_are_named(t
         obs = pd.DataFrame({"donor": [name, name]}, index=["AAAC", "AAAG"])
         anndata.AnnData(np.ones((2, 2), np.float32) + (name == "b"), obs).write_h5ad(tmp_path / "in" / f"{name}.h5ad")
     refused(
-        tmp_path / "in", r"names 2 samples of .* declare a privacy unit with --max-rows and --privacy-unit obs/donor"
+        tmp_path / "in", r"names 2 samples of .* declare a privacy unit with --max-rows M and --privacy-unit obs/donor"
     )
 
 

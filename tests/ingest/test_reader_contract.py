@@ -319,7 +319,9 @@ def test_a_file_without_rows_is_told_from_a_damaged_one(kind: Kind, tmp_path: Pa
 
 @those(named=True)
 def test_hostile_and_repeated_names_are_refused(kind: Kind, tmp_path: Path) -> None:
-    for number, (name, needle) in enumerate((("b\x1b[2J", "holds a control character"), ("one", "the same name: one"))):
+    for number, (name, needle) in enumerate(
+        (("b\x1b[2J", "holds a control or invisible character"), ("one", "the same name: one"))
+    ):
         path = tmp_path / str(number) / kind.file
         path.parent.mkdir()
         quietly(lambda path=path, name=name: kind.write(path, kind.table(), ("one", name, *NAMES[2:])))  # type: ignore[misc]

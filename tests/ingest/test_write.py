@@ -90,7 +90,7 @@ def write_keys(path: Path, rows: Any) -> None:
 def write_mixed(path: Path, rows: Any) -> None:
     write_folder(path, rows, write_csv, "csv")
     write_parquet(path / "5.parquet", rows)
-    write_npz(path / "6.npz", rows)
+    write_npz(path / "6.npz", rows + 1)
 
 
 KINDS: dict[str, Callable[[Path, Any], Any]] = {

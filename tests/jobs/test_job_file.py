@@ -251,7 +251,7 @@ def test_all_mistakes_of_a_file_are_told_at_once(refused: Callable[..., str]) ->
         "[release] path must be a path in quotes.",
         '[release] clip must be a number, such as 8.5, "private", "auto" or "schema".',
         '[release] neighbours must be "replace-one" or "add-remove".',
-        "[pca] path contains a control character; remove it.",
+        "[pca] path contains a control or invisible character; remove it.",
         '[pca] components must be a whole number of at least 1, a share of the variance such as 0.9, or "auto"',
         "There is no section or key 'projection'; the sections are rows, release, pca, project, cluster.",
     ):

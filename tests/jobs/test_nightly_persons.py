@@ -266,7 +266,7 @@ def test_those_on_the_list_are_left_out_by_their_names(named: Place) -> None:
     (named.folder / "left.txt").write_text('Ann,"Lee 42\n')
     said = named.refused("2 comma-separated names on each line", DataError)
     assert "42" not in said
-    (named.folder / "left.txt").write_text('\n Ann,"Lee 42"\nBob,Lee 43\n')
+    (named.folder / "left.txt").write_text('\n Ann,"Lee\u00a042\u200b"\nBob,Lee 43\n')
     named.run()
     assert kept(named, 1) == [41, 43]
 
@@ -281,7 +281,7 @@ def test_those_on_the_list_are_left_out_from_then_on_and_nobody_is_told(
     said = people.refused("one whole number on each line", DataError)
     assert "forty" not in said
     assert not people.ledger.periods
-    listed.write_text("\n42\n99\n")
+    listed.write_text("\n42\ufeff\n99\n")
     people.run()
     assert kept(people, 1) == [41, 43]
     listed.write_text("42\n41\n")

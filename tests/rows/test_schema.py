@@ -218,7 +218,10 @@ def test_all_mistakes_of_a_file_are_told_at_once_with_their_lines(tmp_path: Path
         '[[column]]\nname = "a"\nkind = "date"\nformat = "%Y\\u001b[2J"\n'
         '[[column]]\nname = "b"\nkind = "date"\norigin = "2020-01-01\\u001b10:00"\n'
     )
-    with pytest.raises(UsageError, match=r"(?s)line 4, .*contains a control char.*line 8, .*contains a control char"):
+    with pytest.raises(
+        UsageError,
+        match=r"(?s)line 4, .*contains a control or invisible char.*line 8, .*contains a control or invisible char",
+    ):
         Schema.read(tmp_path / "s.toml")
     (tmp_path / "s.toml").write_text("[[column]\n")
     with pytest.raises(UsageError, match=r"is not TOML: .*line 1"):

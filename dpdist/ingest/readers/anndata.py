@@ -106,8 +106,9 @@ class AnnData(Chunked):
     def head(self) -> Head:
         layout, samples = self._layout, self._samples()
         return Head(
-            self._names(), layout.shape[0], layout.dtype.name, labels=(*self._labels(), *samples), samples=samples
-        )
+            self._names(), layout.shape[0], layout.dtype.name, labels=(*self._labels(), *samples), samples=samples,
+            features=True,
+        )  # fmt: skip
 
     @attempted
     def _column(self, path: str) -> Any:

@@ -71,7 +71,7 @@ class Calls(Source):
         counted = blake2b("\n".join(f"{one} {other}" for one, other in facts.alleles).encode(), digest_size=16)
         return Head(
             facts.names, facts.samples, self.rules.dtype.name,
-            labels=labels, samples=labels, meaning=counted.hexdigest(),
+            labels=labels, samples=labels, meaning=counted.hexdigest(), features=True,
         )  # fmt: skip
 
     def blocks(self, keep: Places, fragment: Fragment = None) -> Generator[Rows]:  # noqa: ARG002 - it has one

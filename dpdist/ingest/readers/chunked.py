@@ -9,10 +9,10 @@ import math
 from abc import abstractmethod
 from base64 import b64decode
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from functools import cached_property
 from hashlib import blake2b
-from itertools import takewhile
+from itertools import chain, islice, takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,6 +37,7 @@ from dpdist.naming import parameter
 from dpdist.rows.units import named_units
 
 _LARGEST = 1 << 30
+_NAMED = 1 << 16  # rows whose names are read at once
 GAPS = "Fill it by a public rule, or leave out the columns with gaps, such as grid cells in the sea."
 
 
@@ -131,9 +132,13 @@ class Chunked(Source):
     def _opened(self) -> AbstractContextManager[Any]:
         """Open the array; indexing reads."""
 
-    def _along(self, dimension: str, length: int) -> Iterator[Sequence[Any]]:  # noqa: ARG002 - for files with coordinates
-        """Yield the attributes of the coordinate of a dimension, then its values in batches."""
-        yield from ()
+    def _along(self, name: str, dimension: str, length: int) -> Iterator[Sequence[Any]]:  # noqa: ARG002 - see below
+        """Yield :func:`facts_of` an array along a dimension, then its values in batches."""
+        yield from ()  # for files with coordinates
+
+    def _beside(self, dimension: str) -> Sequence[str]:  # noqa: ARG002 - as above
+        """Return the names of the arrays along a dimension."""
+        return ()
 
     @cached_property
     def _layout(self) -> Layout:
@@ -154,9 +159,9 @@ class Chunked(Source):
         layout = self._layout
         dims, shape, guess = layout.dims, layout.shape, None
         meaning = blake2b(repr((layout.name, layout.units, dims[1:], shape[1:])).encode(), digest_size=16)
-        names = bounded(self.path, self._names_along(1)) if len(shape) == 2 else ()
+        names = bounded(self.path, self._column_names()) if len(shape) == 2 else ()
         for dimension, length in () if names else zip(dims[1:], shape[1:], strict=False):  # names are compared anyway
-            for batch in attempt_each(self.path, self._along(dimension, length)):
+            for batch in attempt_each(self.path, self._along(dimension, dimension, length)):
                 meaning.update(repr(batch).encode())
         if dims:
             other_dims = listed(map(repr, dims[1:]))
@@ -164,31 +169,55 @@ class Chunked(Source):
             if self.choices.rows_dimension is None:
                 guess += f" Choose another dimension of the rows with {parameter('rows_dimension')}."
         packed = layout.meaning is not None and layout.meaning.scale is not None
-        samples = (dims[0],) if any(self._names_along(0)) else ()
+        labels = tuple(name for name in self._beside(dims[0]) if self._may_name(name)) if dims else ()
+        samples = tuple(name for name in labels if name == dims[0])
         return Head(
             names or numbered(layout.columns), shape[0], "float64" if packed else layout.dtype.name, guess=guess,
-            labels=samples, samples=samples,
+            labels=labels, samples=samples, numbered=any(map(self._only_counts, samples)),
             meaning=meaning.hexdigest() if layout.name or dims else "",  # else like a NumPy file
         )  # fmt: skip
 
-    def _names_along(self, axis: int) -> Iterator[Sequence[str]]:
-        """Yield the names along a dimension, if its coordinate holds text."""
+    def _column_names(self) -> Iterator[Sequence[str]]:
+        """Yield the names of the columns, if their coordinate holds text."""
         layout = self._layout
         if not layout.dims:
             return iter(())
-        batches = attempt_each(self.path, self._along(layout.dims[axis], layout.shape[axis]))
+        batches = attempt_each(self.path, self._along(layout.dims[1], layout.dims[1], layout.shape[1]))
         next(batches, None)
         return takewhile(lambda batch: all(isinstance(word, str) for word in batch), batches)
+
+    def _beside_rows(self, name: str) -> Generator[Sequence[Any]]:
+        """Yield :func:`facts_of` an array along the rows, then its values."""
+        return attempt_each(self.path, self._along(name, self._layout.dims[0], self._layout.shape[0]))
+
+    def _may_name(self, name: str) -> bool:
+        """Whether the values of an array along the rows may name persons."""
+        with closing(self._beside_rows(name)) as batches:
+            for facts in islice(batches, 1):
+                return may_name(batches, *facts)
+        return False
+
+    def _only_counts(self, name: str) -> bool:
+        """Whether an array counts the rows, from 0."""
+        with closing(self._beside_rows(name)) as batches:
+            row = 0
+            for batch in islice(batches, 1, None):
+                if [*batch] != [*range(row, row := row + len(batch))]:
+                    return False
+        return True
 
     def units(self, key: bytes, labels: Sequence[str] = ()) -> Generator[Rows]:
         from dpdist.rows.encoding import MISSING_WORDS  # noqa: PLC0415 - imports Arrow
 
-        for names in self._names_along(0) if labels else ():
-            if any(name.strip() in MISSING_WORDS for name in names):
-                raise DataError(
-                    f"{self.path}: {labels[0]} is missing for some rows, which belong to no privacy unit. Add it."
-                )
-            yield named_units([names], key)
+        columns = [chain.from_iterable(islice(self._beside_rows(label), 1, None)) for label in labels]
+        rows = zip(*(map(label_of, column) for column in columns), strict=True)
+        while batch := [*islice(rows, _NAMED)]:
+            for label, names in zip(labels, parts := [*zip(*batch, strict=True)], strict=True):
+                if any(name.strip() in MISSING_WORDS for name in names):
+                    raise DataError(
+                        f"{self.path}: {label} is missing for some rows, which belong to no privacy unit. Add it."
+                    )
+            yield named_units(parts, key)
 
     @property
     def unpacked(self) -> int:
@@ -272,6 +301,42 @@ class Chunked(Source):
 def units_of(attributes: Mapping[str, Any]) -> str:
     """Return the unit of measurement of a variable, with its calendar."""
     return f"{attributes.get('units', '')} {attributes.get('calendar', '')}"
+
+
+def facts_of(attributes: Mapping[str, Any], dtype: np.dtype[np.generic]) -> tuple[str, float]:
+    """Return the unit of measurement of an array, and the number from which its type rounds whole numbers."""
+    return units_of(attributes), 2.0 ** (np.finfo(dtype.name).nmant + 1) if dtype.kind == "f" else math.inf
+
+
+def may_name(batches: Iterable[Sequence[Any]], units: str, rounded: float) -> bool:
+    """Whether labels of rows may name persons: text, or whole numbers without a unit of measurement."""
+    measured = units.strip() not in {"", "1"}  # 1: without dimension, by CF 1.11, section 3.1
+    for batch in batches:
+        if all(isinstance(label, str) for label in batch):
+            return True
+        if measured or not all(isinstance(label, int) or _is_whole(label, rounded) for label in batch):
+            return False
+        if isinstance(batch[0], int):
+            return True
+    return True  # floats, all of them whole
+
+
+def _is_whole(label: float, rounded: float) -> bool:
+    """Whether a label is an exact whole number stored as a float, or missing."""
+    return math.isnan(label) or (abs(label) < rounded and label.is_integer())
+
+
+def label_of(label: str | float) -> str:
+    """Return a label as text; empty if it is missing."""
+    if isinstance(label, float):
+        return "" if math.isnan(label) else f"{label:.0f}"
+    return str(label)
+
+
+def batched(values: Any, count: int) -> Iterator[list[Any]]:
+    """Yield the numbers of an array in batches."""
+    for start in range(0, count, _NAMED):
+        yield np.asarray(values[start : start + _NAMED]).tolist()
 
 
 def fill_of(value: Any) -> Any:

@@ -73,4 +73,4 @@ def strings(data: Any, count: int, longest: int) -> Iterator[list[str]]:
     step = max(1, min(_TOGETHER, MOST_LABELS // max(1, longest)))
     for start in range(0, count, step):
         batch = np.asarray(data[start : start + step]).tolist()
-        yield [text.decode() if isinstance(text, bytes) else str(text) for text in batch]
+        yield [text.decode(errors="backslashreplace") if isinstance(text, bytes) else str(text) for text in batch]

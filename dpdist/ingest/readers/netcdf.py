@@ -13,7 +13,7 @@ import numpy as np
 
 from dpdist.errors import DataError
 from dpdist.ingest.readers.base import attempted, required
-from dpdist.ingest.readers.chunked import GAPS, Chunked, Layout, Meaning, bounds_in, only, units_of
+from dpdist.ingest.readers.chunked import GAPS, Chunked, Layout, Meaning, batched, bounds_in, facts_of, only, units_of
 from dpdist.ingest.readers.hdf5 import contained, require_few_attributes, strings
 from dpdist.naming import parameter
 
@@ -179,16 +179,20 @@ class NetCdf(Chunked):
         with _h5py().File(self.path, "r") as file:
             return int(file[self._name].id.get_storage_size()) > 0
 
-    def _along(self, dimension: str, length: int) -> Iterator[Sequence[Any]]:
+    def _beside(self, dimension: str) -> Sequence[str]:
         with self._variables() as (variables, _):
-            if not _is_coordinate(variables, dimension) or variables[dimension].dtype.kind not in "iufOU":
+            return sorted(name for name, variable in variables.items() if variable.dims == (dimension,))
+
+    def _along(self, name: str, dimension: str, length: int) -> Iterator[Sequence[Any]]:
+        with self._variables() as (variables, _):
+            variable = variables.get(name)
+            if variable is None or variable.dims != (dimension,) or variable.dtype.kind not in "iufOUS":
                 return
-            variable = variables[dimension]
             if variable.shape != (length,):
                 raise ValueError
-            yield [units_of(variable.attrs)]
-            if variable.dtype.kind in "OU":
+            yield facts_of(variable.attrs, variable.dtype)
+            if variable.dtype.kind in "OUS":
                 longest = self.path.stat().st_size if variable.dtype.kind == "O" else variable.dtype.itemsize
                 yield from strings(variable, length, longest)
             else:
-                yield variable.values.tolist()
+                yield from batched(variable, length)

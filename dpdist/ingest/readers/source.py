@@ -58,7 +58,20 @@ class Head(NamedTuple):
     guess: str | None = None  # message about a guess
     labels: tuple[str, ...] = ()  # row labels that may form a privacy unit, such as obs/donor
     samples: tuple[str, ...] = ()  # the labels that name the sample of a row
+    numbered: bool = False  # whether these only count the rows: those of other files may have the same
     meaning: str = ""  # digest of counted alleles, coordinates or units of the columns
+    stored: tuple[str, ...] = ()  # names of the columns, if a schema maps them
+    features: bool = False  # whether the columns are genes or variants, which are never named for persons
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """The row labels that do not name the sample."""
+        return tuple(label for label in self.labels if label not in self.samples)
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """The names that may be of persons."""
+        return (*(() if self.features else self.stored or self.names), *self.beside)
 
 
 class Fragments(NamedTuple):

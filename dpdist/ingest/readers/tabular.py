@@ -54,7 +54,7 @@ class Tabular(Source):
         if schema is None:
             return self.stored
         self._mapped  # noqa: B018 - validates
-        return self.stored._replace(names=schema.features, indexes=())
+        return self.stored._replace(names=schema.features, indexes=(), stored=self.stored.names)
 
     @cached_property
     def _mapped(self) -> dict[str, int]:

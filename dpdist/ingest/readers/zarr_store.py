@@ -29,8 +29,10 @@ from dpdist.ingest.readers.chunked import (
     Chunked,
     Layout,
     Meaning,
+    batched,
     bounds_in,
     chunk_bytes,
+    facts_of,
     fill_of,
     only,
     require_chunks,
@@ -276,20 +278,29 @@ class Store(Chunked):
                 meaning=_meaning(self.path, array), name=self._array_path or "", units=units_of(array.attrs),
             )  # fmt: skip
 
-    def _along(self, dimension: str, length: int) -> Iterator[Sequence[Any]]:
+    @attempted
+    def _beside(self, dimension: str) -> Sequence[str]:
+        if self._array_path is None:
+            return ()
+        with opened(self.path) as root:
+            group = root[self._array_path.rpartition("/")[0]] if "/" in self._array_path else root
+            arrays = [(name, array) for name, array in group.arrays() if array.ndim == 1]
+            return sorted(name for name, array in arrays if name == dimension or self._dims(array) == (dimension,))
+
+    def _along(self, name: str, dimension: str, length: int) -> Iterator[Sequence[Any]]:  # noqa: ARG002 - by its shape
         if self._array_path is None:
             return
-        scratch_dir = self._array_path.rpartition("/")[0]
+        folder = self._array_path.rpartition("/")[0]
         with opened(self.path) as root:
-            array = root.get(f"{scratch_dir}/{dimension}".removeprefix("/"))
+            array = root.get(f"{folder}/{name}".removeprefix("/"))
             if not isinstance(array, zarr.Array) or array.shape != (length,) or array.dtype.kind not in "iufOUST":
                 return
             require_chunks(self.path, chunk_bytes(array))
-            yield [units_of(array.attrs)]
+            yield facts_of(array.attrs, array.dtype)
             if array.dtype.kind in "OUST":
                 yield from strings(array, length, array.dtype.itemsize)
             else:
-                yield np.asarray(array[:]).tolist()
+                yield from batched(array, length)
 
     def _dims(self, array: Any) -> tuple[str, ...]:
         """Return the names of the dimensions; in VCF Zarr the first defaults to variants."""
