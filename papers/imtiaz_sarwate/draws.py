@@ -72,7 +72,7 @@ def in_words(found: list[float] | None, scan: dict[str, Json], printed: float) -
     --------
     >>> scan = {"0.1": spread([8.0, 9, 10, 11, 12] * 2), "1": spread([4.0, 5, 6, 7, 8] * 2)}
     >>> in_words(agreeing(scan, 10.5), scan, 10.5), in_words(agreeing(scan, 3.0), scan, 3.0)
-    ('0.1 or less to 0.2', 'none: printed is smaller')
+    ('0.1 or less to 0.24', 'none: printed is smaller')
     """
     if found is None:
         return "too few runs"

@@ -202,8 +202,8 @@ def classifiers_page(found: Json) -> str:
         ),
         *_paragraph(
             f"Classifiers tried: {len(tried)}. Both fit in test errors: {len(both['error'])}, with both numbers of",
-            f"training rows: {_with_both(both['error'])}. In training errors: {len(both['training error'])},",
-            f"{_with_both(both['training error'])}.",
+            f"training rows: {len(with_both(both['error']))}. In training errors: {len(both['training error'])},",
+            f"{len(with_both(both['training error']))}.",
         ),
         *[f"* {name}: {classifier_name(one)}" for name, each in both.items() for one in each],
         *([""] if any(both.values()) else []),
@@ -235,17 +235,10 @@ def classifiers_page(found: Json) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _with_both(fitting: Sequence[Json]) -> int:
-    """Return how many classifiers fit with 4000 and with 6000 training rows."""
-    by = [
-        {
-            tuple(one[name] for name in ("digits", "kernel", "columns", "C", "tolerance"))
-            for one in fitting
-            if one["train"] == n
-        }
-        for n in (4000, 6000)
-    ]
-    return len(by[0] & by[1])
+def with_both(fitting: Sequence[Json]) -> list[str]:
+    """Return which classifiers fit with 4000 and with 6000 training rows."""
+    names = [classifier_name(one).partition(", ")[::2] for one in fitting]
+    return [rest for train, rest in names if train == "train 4000" and ("train 6000", rest) in names]
 
 
 def _ends(one: Json | None) -> str:

@@ -19,6 +19,7 @@ from papers.common.command import Asked, experiment
 
 FOLDER = Path(__file__).resolve().parent
 RESULTS = FOLDER.parent / "results"
+OTHERS = ("erratum", "jiang_xie_zhang_samples")
 ANALYST = FOLDER.parent.parent / "benchmarks" / "results" / "adaptive_analyst.json"
 
 
@@ -31,7 +32,7 @@ def main(asked: Asked) -> None:
             shutil.copy(FOLDER / part, folder)
         shutil.copy(ANALYST, folder / "analyst.json")
         (folder / "results").mkdir()
-        for path in (*RESULTS.glob("repair_*.json"), RESULTS / "erratum.json"):
+        for path in (*RESULTS.glob("repair_*.json"), *(RESULTS / f"{name}.json" for name in OTHERS)):
             shutil.copy(path, folder / "results")
         typst.compile(folder / "repair.typ", output=asked.output / "repair.pdf", root=folder)
     asked.finish("repair", ".pdf", ())
