@@ -179,3 +179,9 @@ def test_what_a_tutorial_says_in_python_and_toml_can_be_read(page: Path, tmp_pat
             assert dpdist.Schema.read(file).columns
         else:
             assert list(mistakes(tomllib.loads(code, parse_float=Decimal))) == []
+
+
+def test_no_word_stands_twice_in_a_row() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "cluster").rglob("*.md")]
+    doubled = re.compile(r"(?<![\w.`-])([a-z]+)\s+\1(?![\w-])")
+    assert [(page.name, found[0]) for page in pages for found in doubled.finditer(page.read_text())] == []

@@ -102,6 +102,11 @@ def require_fit(client: Client, store: Store, key: str) -> None:
             raise DataError(_unseen(address, store, key))
 
 
+def spills(dask_worker: Any) -> bool:
+    """Return on a worker whether it writes results to its disk when its memory is short."""
+    return not isinstance(dask_worker.data, dict)
+
+
 def _traits(store: Store, key: str) -> tuple[str, bool]:
     forbid_core_dumps()  # a worker may receive sums before its first task
     return __version__, store.exists(key)

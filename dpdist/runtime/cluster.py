@@ -221,6 +221,9 @@ class Cluster:
                     "distributed.scheduler.http.routes": [],
                     "distributed.worker.http.routes": [],
                     "temporary-directory": folder,
+                    # blocks of a user's Dask collection stay in memory
+                    "distributed.worker.memory.target": False,
+                    "distributed.worker.memory.spill": False,
                 }
                 with _STARTING, dask.config.set(settings), _interrupts_blocked():  # settings are global
                     local_cluster = LocalCluster(

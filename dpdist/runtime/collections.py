@@ -69,10 +69,23 @@ def _owner_executor() -> DaskExecutor | None:
 def executor_for(cluster: Cluster | None) -> Iterator[DaskExecutor | None]:
     """Yield an executor on the given cluster, or on that of a collection's owner; None for this process."""
     if cluster is None or not cluster.named:
-        yield _owner_executor()
+        executor = _owner_executor()
+        with _said_of_spilling(executor):
+            yield executor
         return
-    with cluster.connected() as executor:
-        yield executor if isinstance(executor, DaskExecutor) else None
+    with cluster.connected() as connected:
+        executor = connected if isinstance(connected, DaskExecutor) else None
+        with _said_of_spilling(executor):
+            yield executor
+
+
+@contextmanager
+def _said_of_spilling(executor: DaskExecutor | None) -> Iterator[None]:
+    """Warn before or, if an adaptive cluster has no workers yet, after a computation that its workers spill."""
+    said = executor is None or executor.warn_of_spilling()
+    yield
+    if executor is not None and not said:
+        executor.warn_of_spilling()
 
 
 def map_blocks(
@@ -124,8 +137,9 @@ def reduce_blocks(
         of_block(client_info, function, block, columns, dask_key_name=f"dpdist-sum-{token}-{number}")
         for number, block in enumerate(block for row in array.to_delayed() for block in row)
     ]
-    parts = _compute(executor, reduce_tree(sums, nbytes, 1 if executor is None else None, addition))
-    total: Result = reduce(add, (part for _, part in parts))
+    with _said_of_spilling(executor):
+        parts = _compute(executor, reduce_tree(sums, nbytes, 1 if executor is None else None, addition))
+        total: Result = reduce(add, (part for _, part in parts))
     return total
 
 

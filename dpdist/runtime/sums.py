@@ -45,7 +45,7 @@ from dpdist._util.progress import Count, Progress
 from dpdist._util.text import random_token
 from dpdist._version import __version__
 from dpdist.errors import DataError, DpdistError, ResumableError
-from dpdist.runtime.checks import ClientInfo, StoredObject, guarded, require_fit, require_objects
+from dpdist.runtime.checks import ClientInfo, StoredObject, guarded, require_fit, require_objects, spills
 from dpdist.runtime.local import Computation, Executor, Resources, Secret, memory_limit
 from dpdist.runtime.tls import is_local, require_safe_cluster
 from dpdist.storage.store import AnyStore, store_at
@@ -150,6 +150,9 @@ def reduce_tree(sums: list[Any], nbytes: int, limit: int | None, add: Callable[.
 # --- in this process --------------------------------------------------------------------------------------------------
 
 
+_warned: WeakSet[Client] = WeakSet()
+
+
 class DaskExecutor(Executor):
     """Runs tasks on the workers of a cluster; created by :meth:`dpdist.runtime.cluster.Cluster.connected`."""
 
@@ -222,6 +225,27 @@ class DaskExecutor(Executor):
             self._objects.append((store, key))
         with translate_errors():
             require_fit(self._client, store, key)
+
+    def warn_of_spilling(self) -> bool:
+        """Warn if a worker may write blocks of a user's Dask collection to its disk; return whether a worker answered.
+
+        A client is told once.
+        """
+        if self._client in _warned:
+            return True
+        self._workers()
+        with translate_errors():
+            answers = self._client.run(spills, on_error="return")
+        if any(answer is True for answer in answers.values()):
+            _warned.add(self._client)
+            warnings.warn(
+                f"Workers of the Dask cluster at {self._client.scheduler.address} write blocks of your collection, "
+                "which are rows, to their disks when their memory is short. Start them with "
+                "distributed.worker.memory.target: false and distributed.worker.memory.spill: false in their Dask "
+                "configuration. Sums of dpdist are never written.",
+                stacklevel=2,
+            )
+        return bool(answers)
 
     def submit(self, computation: Computation, on_task_done: Callable[[], None]) -> Generator[tuple[int, Any]]:
         """Submit tasks and additions, and fetch the results as they are completed."""

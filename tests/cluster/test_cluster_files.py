@@ -16,6 +16,8 @@ from faults.nightly import CLUSTER
 from faults.packages import missing, need
 from faults.waiting import until
 
+from dpdist import errors
+from dpdist.errors import DpdistError, ResumableError
 from dpdist.jobs.job_file import read_job
 from dpdist.ledger.address import Address
 from dpdist.ledger.postgresql import PostgresStorage
@@ -40,8 +42,20 @@ def test_the_environment_of_workers_is_the_engine_s_own_and_no_other_file_sets_i
             assert not any(f"{name}=" in text or f"{name}:" in text for name in found), path
     # or what a night said stands among tracebacks of its end
     assert found.pop("DASK_LOGGING__DISTRIBUTED") == "warning"
+    for setting in ("TARGET", "SPILL"):  # of rows, to a disk
+        assert found.pop(f"DASK_DISTRIBUTED__WORKER__MEMORY__{setting}") == "False"
     assert found == WORKER_ENVIRONMENT | {"DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "True"}
     assert read_job(CLUSTER / "job.toml").cluster.scheduler is None
+
+
+def test_every_scheduler_tries_again_what_was_interrupted_and_nothing_else() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, DpdistError)]
+    final = sorted({kind.exit_code for kind in kinds} - {ResumableError.exit_code})
+    (systemd,) = re.findall(r"RestartPreventExitStatus=(.*)", (CLUSTER / "systemd/dpdist-nightly@.service").read_text())
+    (kubernetes,) = re.findall(r"operator: In, values: \[(.*)\]", (CLUSTER / "kubernetes/nightly.yaml").read_text())
+    assert [int(code) for code in systemd.split()] == [int(code) for code in kubernetes.split(",")] == final
+    for shell, tried in (("cron/nightly", '"$code" -ne {}'), ("slurm/release.sbatch", '"$code" -eq {}')):
+        assert tried.format(ResumableError.exit_code) in (CLUSTER / shell).read_text()
 
 
 def test_shell_scripts_are_sound() -> None:

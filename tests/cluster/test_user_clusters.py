@@ -47,7 +47,8 @@ def test_a_cluster_as_people_make_it_ingests_releases_projects_and_fits(
         patch.setattr("dpdist.rows.dataset._TARGET_CHUNK", 8 * 4 * 300)
         where = dpdist.Cluster(client=made)
         rows, release = tmp_path / "rows.zarr", tmp_path / "release.zarr"
-        dpdist.ingest_rows(frame, rows, budget=dpdist.PrivacyLoss.parse("9", "1e-5"), cluster=where)
+        with pytest.warns(UserWarning, match="write blocks of your collection"):
+            dpdist.ingest_rows(frame, rows, budget=dpdist.PrivacyLoss.parse("9", "1e-5"), cluster=where)
         request = dpdist.ReleaseRequest("gaussian", LOSS, "auto", scale="private", grid_bits=12)
         found = dpdist.release_rows(rows, release, request, cluster=where).release
         assert found.rows == len(ROWS)
@@ -56,7 +57,8 @@ def test_a_cluster_as_people_make_it_ingests_releases_projects_and_fits(
         assert da.from_zarr(str(tmp_path / "scores.zarr")).shape == (len(ROWS), 2)
         with Client(made):
             array = da.from_array(ROWS, chunks=(700, 4))
-            fitted = dpdist.PrivatePCA(1, epsilon=1, delta=1e-6, clip=12).fit(array)
+            with pytest.warns(UserWarning, match="write blocks of your collection"):
+                fitted = dpdist.PrivatePCA(1, epsilon=1, delta=1e-6, clip=12).fit(array)
             assert fitted.release_.rows == len(ROWS)
 
 

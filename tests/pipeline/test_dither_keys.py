@@ -100,7 +100,8 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[DitherKey]:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     """Start a worker that is a thread of this process, so that a test sees into it; it may be the trusted one."""
-    with threads(1) as made:
+    settings = {"distributed.worker.memory.target": False, "distributed.worker.memory.spill": False}
+    with dask.config.set(settings), threads(1) as made:
         yield made.scheduler_address
 
 

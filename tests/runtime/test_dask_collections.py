@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -18,15 +19,18 @@ from faults.waiting import until
 
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.runtime import sums
+from dpdist.runtime.cluster import Cluster
 from dpdist.runtime.collections import executor_for, reduce_blocks
 from dpdist.runtime.sums import DaskExecutor
 
 COLUMNS = 3
+IN_MEMORY = {"distributed.worker.memory.target": False, "distributed.worker.memory.spill": False}
 
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     with (
+        dask.config.set(IN_MEMORY),
         LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None) as made,
         Client(made, set_as_default=False) as found,
     ):
@@ -100,3 +104,34 @@ def _slept(number: int) -> int:
 
     time.sleep(0.2)
     return number
+
+
+@pytest.mark.parametrize("setting", ["target", "spill"])
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_workers_that_may_write_blocks_of_a_collection_to_their_disks_are_told_of_once(
+    setting: str, adaptive: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = IN_MEMORY | {f"distributed.worker.memory.{setting}": 0.7}
+    how: dict[str, Any] = {"threads_per_worker": 1, "processes": False, "dashboard_address": "127.0.0.1:0"}
+    with (
+        dask.config.set(own),
+        LocalCluster(n_workers=0 if adaptive else 1, memory_limit="1GiB", **how) as made,
+        Client(made),
+    ):
+        if adaptive:
+            made.adapt(minimum=0, maximum=1, interval="100ms")
+        for times in (1, 0):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                assert summed(rows()) == [40.0] * COLUMNS
+            told = [str(each.message) for each in caught if "memory.spill: false" in str(each.message)]
+            assert len(told) == times
+            assert all("which are rows, to their disks" in message for message in told)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_workers_that_dpdist_starts_keep_blocks_of_a_collection_in_memory() -> None:
+    with Cluster(workers=1).connected() as executor:
+        assert isinstance(executor, DaskExecutor)
+        assert executor.warn_of_spilling()  # a warning would be an error here
+        assert executor._client not in sums._warned
