@@ -184,9 +184,9 @@ def forecast_command(
                 f"{error} Its forecast also needs a public guess of the eigenvalues (--spectrum)."
             ) from None
         raise
+    public = rows if request.neighbours is Neighbours.REPLACE_ONE else None
     if request.clip_norm == "schema":
-        public = request.neighbours is Neighbours.REPLACE_ONE
-        request = request.on_grid(columns, rows if public else None, max_rows).by_schema(schema)
+        request = request.on_grid(columns, public, max_rows).by_schema(schema)
     if request.mechanism in ORBITS:
         if plot is not None or norms or cluster or max_rows != 1 or max_periods is not None:
             raise UsageError(
@@ -204,7 +204,6 @@ def forecast_command(
         draw_forecast(result, plot)
     value, message = result.to_json(), text.forecast(result)
     once = result.person.counted_once
-    public = rows if request.neighbours is Neighbours.REPLACE_ONE else None
     parts = request.on_grid(columns, public, once).parts(columns, once)
     if parts is not None:
         value["parts"] = parts.to_json()
