@@ -9,11 +9,11 @@ to the clip norm,
 The release has ``A = A0 + E``, ``b = b0 + e``. The plain inverse of A is useless if columns are nearly collinear: noise
 turns small eigenvalues of A0 into smaller or negative ones. By default there is no ridge if every eigenvalue is above
 2.5 times the edge of the noise at confidence 0.95 (:mod:`dpdist.pca.noise_edge`). Otherwise the ridge is that edge,
-because directions below it are invisible in any case. With a few thousand rows that is the rule: it was used in 911 of
-911 default fits of 1500 to 6000 rows, and kept .21 to .64 of the slopes of least squares on the same rows. Each result
-therefore states its **shrinkage**, the diagonal of ``(A0 + L)^-1 A0 = I - (A0 + L)^-1 L``, estimated by ``I - G L``:
-the factor of a slope of least squares whose column is not correlated with the others. On 40 random tables of 1500 to
-6000 rows the estimate was off by .036 (root mean square) from factors of .40 to 1.
+because directions below it are invisible in any case. With a few thousand rows that is the rule: at epsilon 1, 145 of
+187 default fits of 1500 to 6000 correlated normal rows of 3 to 13 columns used it, and the median fit kept .71 of the
+slopes of least squares. Each result therefore states its **shrinkage**, the diagonal of ``(A0 + L)^-1 A0 = I - (A0 +
+L)^-1 L``, estimated by ``I - G L``: the factor of a slope of least squares whose column is not correlated with the
+others. On 40 of these tables the estimate was off by .036 (root mean square) from factors of .40 to 1.
 
 **Clipping.** A row longer than the clip norm is clipped, but its constant is not, so t0 is not the regression of the
 original rows. About a centre this matters little. On seven tables with centred rows, slopes of clipped rows were off by
