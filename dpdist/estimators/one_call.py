@@ -7,10 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dpdist._util.frames import as_frame, is_a
+from dpdist._util.frames import as_frame, is_a, require_table
+from dpdist._util.paths import text_of
 from dpdist._util.text import counted
-from dpdist.errors import UsageError
+from dpdist.errors import DataError, UsageError
 from dpdist.estimators.fit import request_of
+from dpdist.estimators.inputs import rows_of
 from dpdist.estimators.pca import PrivatePCA
 from dpdist.ingest.readers.base import UNNAMED
 from dpdist.naming import ESTIMATORS, naming, parameter
@@ -106,6 +108,8 @@ def private_pca(
     array([[0.7, 0.7]])
     """
     with naming(ESTIMATORS):
+        if not callable(say):
+            raise UsageError("say must be a function of a text, such as print.")
         owner = Owner(person, max_rows, each_row_is_a_person)
         if isinstance(table, str | os.PathLike):
             budget = None
@@ -118,18 +122,20 @@ def private_pca(
                 budget = PrivacyLoss.parse(str(parameters.pop("budget_epsilon")), str(budget_delta))
             estimator = PrivatePCA(n_components, correlation=correlation, epsilon=epsilon, delta=delta, **parameters)
             rows = rows_of_file(
-                Path(table), request_of(estimator), budget=budget, schema=schema, header=header, owner=owner, say=say,
-                cluster=estimator.cluster,
+                Path(text_of(table)), request_of(estimator), budget=budget, schema=schema, header=header, owner=owner,
+                say=say, cluster=estimator.cluster,
             )  # fmt: skip
             estimator.ledger = str(rows.ledger)
             return estimator.fit(rows.table.path)
         parameters = {"missing": "centre", **parameters}
         estimator = PrivatePCA(n_components, correlation=correlation, epsilon=epsilon, delta=delta, **parameters)
         data = _in_memory(table, schema, owner)
+        found = rows_of(estimator, data, fitting=True)
+        size = "" if found.known_rows is None else f"{counted(found.known_rows, 'row')} of "
         say(
-            f"The table: {counted(data.shape[0], 'row')} of {counted(data.shape[1], 'column')}. Each row is protected "
-            "as a person. Cells without a number count as the centre of their column, which weakens its correlations. "
-            "Rows in memory have no ledger: keep the result, as a second call is another release."
+            f"The table: {size}{counted(found.columns, 'column')}. Each row is protected as a person. Cells without a "
+            "number count as the centre of their column, which weakens its correlations. Rows in memory have no "
+            "ledger: keep the result, as a second call is another release."
         )
         return estimator.fit(data)
 
@@ -141,21 +147,32 @@ def _in_memory(table: Any, schema: Any, owner: Owner) -> Any:
             "A table in memory has no ledger, which counts the rows of a person. Save it to a .parquet file, and pass "
             "its path."
         )
-    frame = as_frame(table)
-    if len(getattr(frame, "shape", ())) != 2:
-        raise UsageError("The table is a path, a DataFrame, or an array of two dimensions.", parameter="table")
-    if is_a(frame, "dask", "DataFrame") or not (hasattr(frame, "iloc") and hasattr(frame, "columns")):
+    require_table(table, "table")
+    frame = as_frame(table, "table")
+    lazy = is_a(frame, "dask", "DataFrame")
+    if not (lazy or is_a(frame, "pandas", "DataFrame")):
+        if schema is not None:
+            raise UsageError("Only a DataFrame takes a schema. Leave it out.", parameter="schema")
         return frame
-    require_owner("The table", [str(name) for name in frame.index.names if name is not None], owner)
+    if not frame.columns.is_unique:
+        raise DataError("The table has several columns of one name. Rename them.")
+    labels = [frame.index.name] if lazy else frame.index.names
+    require_owner("The table", [str(name) for name in labels if name is not None], owner)
     if schema is None:
         kinds, found, mixed = types_of(frame), TextColumns(), set()
         for name in (name for name, kind in kinds.items() if is_text(kind)):
             try:
-                found.add(name, columns_of(frame, [name])[name])
+                if lazy:  # no cell is read before the rows are summed
+                    mixed.add(name)
+                else:
+                    found.add(name, columns_of(frame, [name])[name])
             except UnfitError:
                 mixed.add(name)
         schema = schema_of_numbers(
             "The table", list(kinds), list(kinds.values()), found.unclear | mixed, set(UNNAMED & kinds.keys()), owner,
             None, named=False,
         )  # fmt: skip
-    return (schema if isinstance(schema, Schema) else Schema.read(schema)).transform(frame)
+    schema = schema if isinstance(schema, Schema) else Schema.read(schema)
+    if lazy:  # its _meta is an empty DataFrame
+        return frame.map_partitions(schema.transform, meta=schema.transform(frame._meta))  # noqa: SLF001
+    return schema.transform(frame)

@@ -7,6 +7,7 @@ of whole rows: row chunks of an array, partitions of a DataFrame, or all rows in
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dpdist._util.frames import as_frame, is_a, sum_duplicates
+from dpdist._util.frames import as_frame, is_a, require_table, sum_duplicates
 from dpdist._util.text import listed
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.labelled import is_labelled, laid_out
@@ -163,7 +164,9 @@ class Collection:
 
 def collection_of(value: Any, rows_dimension: str | None = None) -> Collection | None:
     """Return a table as a collection; None if it is something else, such as a path."""
-    value = as_frame(value)
+    if not isinstance(value, str | os.PathLike):
+        require_table(value, "source")
+    value = as_frame(value, "source")
     labels, kind, data = None, "", value
     if is_labelled(value):
         laid = laid_out(value, rows_dimension)
@@ -178,6 +181,8 @@ def collection_of(value: Any, rows_dimension: str | None = None) -> Collection |
     kind = kind or ("sparse " * sparse) + ("Dask " * lazy) + ("DataFrame" if framed else "array")
     if not framed and len(data.shape) != 2:  # Dask computes the shape of a DataFrame
         raise DataError(f"The {kind} has {len(data.shape)} dimensions. A table has two: (rows, columns).")
+    if not framed and math.isnan(data.shape[1]):
+        raise DataError(f"The {kind} has an unknown number of columns. Call source.compute_chunk_sizes() before.")
     count = len(data.columns) if framed else int(data.shape[1])
     require_columns(f"The {kind}", count)
     if framed:

@@ -70,9 +70,9 @@ def rows_of_file(
     cluster: Cluster | None = None,
 ) -> FileRows:
     """Ingest a file next to it, with a budget of ``budget`` or of the request, and report every decision."""
-    first = rows_next_to(file)
     if not file.is_file():
         raise DataError(f"{file} is not a file. Check its name.")
+    first = rows_next_to(file)
     if target is not None and store_at(target).absolute() == store_at(first).absolute():
         raise UsageError(f"The rows of {file} are stored in {first}. Choose another name for the release.")
     content = _content_of(file)
