@@ -33,7 +33,7 @@ from dpdist.estimators.checked import RowsError, checked, kind_of, not_numbers, 
 from dpdist.estimators.in_memory import MISSING_CURE, ArraySum, BlockSum, RowSum, add_sums, count_block, dense
 from dpdist.ingest.collection import whole_rows
 from dpdist.ingest.labelled import is_labelled, laid_out, layout_of, require_layout
-from dpdist.ingest.readers.base import UNNAMED, numbered
+from dpdist.ingest.readers.base import counts_rows, numbered
 from dpdist.ingest.readers.chunked import fill_of
 from dpdist.ingest.registered import open_rows
 from dpdist.moment.histograms import Counting, Counts
@@ -330,10 +330,10 @@ def _require_names(names: Sequence[Any]) -> None:
         raise RowsError(f"X has several columns of the name {listed(map(repr, repeated))}. Rename them.")
     if len({isinstance(name, str) for name in names}) > 1:
         raise RowsError("The names of the columns are not all text. Run X.columns = X.columns.astype(str) before.")
-    for name in UNNAMED.intersection(map(str, names)):
+    if counters := [name for name in names if isinstance(name, str) and counts_rows(name)]:
         raise RowsError(
-            f"The column {name!r} of X has the name of an unnamed index, which would be summed like a measurement. "
-            "Drop or rename it."
+            f"X has columns with the name of an index or a count of the rows: {listed(map(repr, counters))}. They "
+            f"would be summed like a measurement. Rename them, or pass X.drop(columns={counters})."
         )
 
 

@@ -14,7 +14,7 @@ from dpdist.errors import DataError, UsageError
 from dpdist.estimators.fit import request_of
 from dpdist.estimators.inputs import rows_of
 from dpdist.estimators.pca import PrivatePCA
-from dpdist.ingest.readers.base import UNNAMED
+from dpdist.ingest.readers.base import counts_rows
 from dpdist.naming import ESTIMATORS, naming, parameter
 from dpdist.pipeline.table import rows_of_file
 from dpdist.privacy.guarantee import Number, PrivacyLoss
@@ -169,8 +169,8 @@ def _in_memory(table: Any, schema: Any, owner: Owner) -> Any:
             except UnfitError:
                 mixed.add(name)
         schema = schema_of_numbers(
-            "The table", list(kinds), list(kinds.values()), found.unclear | mixed, set(UNNAMED & kinds.keys()), owner,
-            None, named=False,
+            "The table", list(kinds), list(kinds.values()), found.unclear | mixed, set(filter(counts_rows, kinds)),
+            owner, None, named=False,
         )  # fmt: skip
     schema = schema if isinstance(schema, Schema) else Schema.read(schema)
     if lazy:  # its _meta is an empty DataFrame

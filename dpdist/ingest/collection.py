@@ -23,9 +23,9 @@ from dpdist.ingest.labelled import is_labelled, laid_out
 from dpdist.ingest.readers.base import (
     PIECE,
     STORED,
-    UNNAMED,
     Places,
     Rows,
+    counts_rows,
     not_finite,
     numbered,
     require_columns,
@@ -127,11 +127,10 @@ class Collection:
 
     def require_no_index(self) -> None:
         """Raise DataError if a column has the name that pandas gives a written index."""
-        index = next((name for name in self.names if name in UNNAMED), None) if self.framed else None
-        if index is not None:
+        if self.framed and (indexes := [name for name in self.names if counts_rows(name)]):
             raise DataError(
-                f"The column {index!r} of {self} looks like an index, and would be summed like a measurement. "
-                f"Rename it, or name the columns to keep in {parameter('columns')}."
+                f"{listed(map(repr, indexes))} of {self} may be an index or a count of the rows, and would be summed "
+                f"like a measurement. Rename it, or name the columns to keep in {parameter('columns')}."
             )
 
     def reader(self, keep: Places, secret: bytes) -> Reader:

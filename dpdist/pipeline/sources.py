@@ -19,7 +19,7 @@ from dpdist._util.paths import AnyPath
 from dpdist._util.progress import Progress
 from dpdist.errors import DataError
 from dpdist.ingest.collection import collection_of
-from dpdist.ingest.readers.base import UNNAMED, ChoiceRequiredError, Choices
+from dpdist.ingest.readers.base import ChoiceRequiredError, Choices, counts_rows
 from dpdist.ingest.register import asked_of, register_chunks, register_tasks, survey
 from dpdist.ingest.registered import FORMAT, RegisterRequest, attributes_in
 from dpdist.ingest.remote import location_of
@@ -113,7 +113,7 @@ def draft_schema(source: SourceLocation | AnyPath | Any, *, header: str | None =
     kinds = None
     if stored is not None:
         kinds = [
-            "ignored" if name in UNNAMED else kind_of(stored_type)
+            "ignored" if counts_rows(name) else kind_of(stored_type)
             for name, stored_type in zip(names, stored, strict=True)
         ]
     return draft_of(origin, names, kinds)

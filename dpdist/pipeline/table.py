@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from dpdist._util.progress import Progress, steps
 from dpdist._util.text import canonical, counted, listed
 from dpdist.errors import DataError, UsageError
-from dpdist.ingest.readers.base import UNNAMED, ChoiceRequiredError, Choices
+from dpdist.ingest.readers.base import ChoiceRequiredError, Choices, counts_rows
 from dpdist.ingest.sources import KINDS, table_at
 from dpdist.ingest.write import ingest
 from dpdist.ledger import state_folder
@@ -198,5 +198,5 @@ def automatic_schema(file: Path, header: str | None, owner: Owner) -> Schema | N
         if owner == Owner():
             require_owner(file, [*head.names, *head.labels], owner)
         return None
-    indexes = {head.names[place] for place in head.indexes} | UNNAMED.intersection(head.names)
+    indexes = {head.names[place] for place in head.indexes} | set(filter(counts_rows, head.names))
     return schema_of_numbers(file, head.names, head.kinds, unclear, indexes, owner, header)

@@ -210,8 +210,7 @@ def open_matrix(path: AnyStore) -> MatrixRelease:
     >>> here.cleanup()
     """
     store = store_at(path)
-    otherwise = f"{store} is not a released matrix, or it is damaged. Remove it and repeat the command, which is free."
-    attributes = require_format(store, FORMAT, otherwise)
+    attributes = require_format(store, FORMAT, f"{store} is not a released matrix: it does not exist.")
     try:
         arrays = complete_arrays(store, {"lattice", "matrix"})
         lattice, guarantee = np.asarray(arrays["lattice"][...]), Guarantee.from_json(attributes["guarantee"])
@@ -233,7 +232,7 @@ def open_matrix(path: AnyStore) -> MatrixRelease:
     except Exception:  # noqa: BLE001 - every library fails differently on a damaged folder
         sound = False
     if not sound:
-        raise DataError(otherwise)
+        raise DataError(f"{store} is a damaged release. Move it away, and repeat its command, which is free.")
     return release
 
 

@@ -166,7 +166,7 @@ def test_columns_of_an_array_with_labels_are_those_of_the_fit_in_their_order() -
     )  # fmt: skip
     fitted = dpdist.PrivatePCA(2, epsilon=99, delta=1e-6, clip=9).fit(field)
     assert fitted.transform(field).shape == (4000, 2)
-    assert fitted.transform(np.reshape(field, (-1, 4))).shape == (4000, 2)
+    assert fitted.transform(np.asarray(field).reshape(-1, 4)).shape == (4000, 2)
     for other in (field.isel(lat=[1, 0]), field.assign_coords(lat=[50.0, 60.0]), field.transpose("time", "lon", "lat")):
         for use in (fitted.transform, fitted.score_samples):
             with pytest.raises(RowsError, match="the fitted rows, or another order of them"):
