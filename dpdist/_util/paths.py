@@ -15,6 +15,7 @@ from dpdist.errors import DataError, UsageError
 
 AnyPath = str | os.PathLike[str]
 _CHUNK = 1 << 16
+_LONGEST = 255  # bytes of a name in a folder, on Linux
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -23,9 +24,20 @@ def is_address(text: str) -> bool:
     return _ADDRESS.match(text) is not None
 
 
+def text_of(path: object) -> str:
+    """Return a path or an address as text; UsageError if it is none."""
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(text, str):
+        raise UsageError(f"A path or an address is needed, not a value of type {type(path).__name__}.")
+    names = () if is_address(text) else os.fsencode(text).split(b"/")
+    if not text or "\0" in text or any(len(name) > _LONGEST for name in names):
+        raise UsageError("A path is empty, contains a null character, or has a name that is too long. Correct it.")
+    return text
+
+
 def local(path: AnyPath) -> Path:
     """Return a path on this machine."""
-    text = os.fspath(path)
+    text = text_of(path)
     if is_address(text):
         raise UsageError(
             f"{text} is an address, and a file or folder on this machine is needed here. Copy it to this machine and "

@@ -1,6 +1,6 @@
 """The command line. Results go to standard output, with ``--json`` as one object; messages and progress to stderr.
 
-Exit codes: 0 success, 1 defect, 2 usage, 3 refused, 4 unusable data, 5 interrupted and resumable.
+Exit codes: 0 success, 1 defect, 2 usage, 3 refused, 4 unusable data or output, 5 interrupted and resumable.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from click.shell_completion import CompletionItem
 from dpdist._util import interruption
 from dpdist._util.text import printable
 from dpdist._version import __version__
-from dpdist.cli.output import BARS, VERBOSITY, complain
-from dpdist.errors import DpdistError, NoWitnessWarning, ResumableError, WeakGuaranteeWarning
+from dpdist.cli.output import BARS, VERBOSITY, complain, unwritten
+from dpdist.errors import DpdistError, NoWitnessWarning, ResumableError, UsageError, WeakGuaranteeWarning
 from dpdist.naming import COMMAND_LINE, SPELLINGS, naming
 
 COMMANDS = {
@@ -63,7 +63,23 @@ class Suggesting(click.Group):
             near = get_close_matches(args[0], [*self.list_commands(ctx), *SPELLINGS], 1)
             hint = f" Did you mean {near[0]}?" if near else ""
             ctx.fail(f"There is no command {args[0]!r}.{hint}")
-        return super().resolve_command(ctx, args)
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None and not ctx.resilient_parsing:  # not to complete a word
+            _require_once(click.Context(command, ctx, name), rest)
+        return name, command, rest
+
+
+def _require_once(ctx: click.Context, args: list[str]) -> None:
+    """Refuse an option with a value that is given twice, also in another spelling: click would take the last one."""
+    try:
+        _, _, given = ctx.command.make_parser(ctx).parse_args(list(args))
+    except click.UsageError:
+        return  # which the command reports itself
+    for option in given:
+        single = isinstance(option, click.Option) and not (option.multiple or option.is_flag)
+        if single and given.count(option) > 1:
+            spellings = " or ".join(option.opts)
+            raise UsageError(f"{spellings} is given twice, and takes one value. Give it once.")
 
 
 class _Commands(Suggesting):
@@ -153,6 +169,9 @@ def _unforeseen(error: Exception) -> tuple[str, int]:
     """Return the message and exit code for an error of another library."""
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return "The name of a file or folder is longer than the file system allows. Choose a shorter one.", 2
+    if isinstance(error, OSError) and unwritten(error):
+        reason = error.strerror
+        return f"Standard output cannot be written: {reason}. Redirect it elsewhere; repeating the command is safe.", 4
     frame = traceback.extract_tb(error.__traceback__)[-1]
     location = f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}"
     return f"This is a defect in dpdist: {location}. Please report it with the command you ran.", 1
@@ -175,6 +194,9 @@ def _failed(message: str, code: int, prefix: str = "dpdist: ") -> int:
     if interruption.interrupted():
         raise KeyboardInterrupt  # which caused the failure
     if "--json" in sys.argv:
-        click.echo(json.dumps({"error": printable(message), "exit_code": code}))
+        try:
+            click.echo(json.dumps({"error": printable(message), "exit_code": code}))
+        except OSError as error:
+            unwritten(error)
     complain(f"{prefix}{message}")
     return code

@@ -109,15 +109,6 @@ class Option(click.Option):
 class GroupedCommand(click.Command):
     """A command whose help page groups the options."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Refuse both spellings of an option: click would take the last one."""
-        typed = {argument.partition("=")[0] for argument in args}
-        for spelling, name in SPELLINGS.items():
-            flag = f"--{name.replace('_', '-')}"
-            if {f"--{spelling}", flag} <= typed:
-                raise UsageError(f"{flag} and --{spelling} are the same option. Use one of them.")
-        return super().parse_args(ctx, args)
-
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write a section per group."""
         groups: dict[str, list[tuple[str, str]]] = {name: [] for name in _GROUPS}

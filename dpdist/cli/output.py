@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import sys
-from collections.abc import Mapping
-from contextlib import ExitStack
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
 import click
 
@@ -45,6 +48,10 @@ class Bars:
         """Move the bar of this label; a new label, or a smaller ``done``, begins a new line."""
         if VERBOSITY.quiet:
             return
+        with _unfailing():
+            self._move(label, done, total)
+
+    def _move(self, label: str, done: int, total: int) -> None:
         if self._bar is None or label != self._label or done < self._bar.pos:
             self.end()
             self._label = label
@@ -79,8 +86,31 @@ def say(text: str) -> None:
 
 def complain(text: str) -> None:
     """Print an error, or a message, on standard error."""
-    BARS.end()
-    _print(text, err=True)
+    with _unfailing():
+        BARS.end()
+        _print(text, err=True)
+
+
+@contextmanager
+def _unfailing() -> Iterator[None]:
+    """Go on without standard error if it cannot be written, as on a full disk: no work depends on messages."""
+    try:
+        yield
+    except OSError:
+        _discard(sys.stderr)
+
+
+def unwritten(error: OSError) -> bool:
+    """Return whether an error came from writing standard output, and discard what is left of it."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    if found := any(frame.f_code is click.echo.__code__ for frame in frames):
+        _discard(sys.stdout)
+    return found
+
+
+def _discard(stream: TextIO) -> None:
+    with Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def _print(text: str, *, err: bool) -> None:

@@ -120,6 +120,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc] # no types
 
     release_: Release
     _centre: ClassVar[str] = "none"  # the default of ``centre``
+    _layout: Sequence[tuple[str, Any]] = ()  # labels of the columns of a fitted xarray object
 
     def __init__(
         self,

@@ -20,11 +20,14 @@ from typing import Any, get_args
 
 import numpy as np
 
+from dpdist._util.frames import converted
+from dpdist._util.paths import text_of
 from dpdist.answers.block import require_noise_distribution
 from dpdist.errors import BelowNoiseWarning, ClippedRowsWarning, DataError, PrivacyLeakWarning, RefusedError, UsageError
 from dpdist.estimators.base import PrivateEstimator, Shared
 from dpdist.estimators.in_memory import ArraySum, require_sound
 from dpdist.estimators.inputs import Rows, rows_at, rows_of, set_columns, user_names
+from dpdist.estimators.labels import require_same_columns
 from dpdist.ingest.registered import open_rows
 from dpdist.ledger.address import LedgerAddress, address_of
 from dpdist.ledger.in_memory import REGISTER, Budget
@@ -64,7 +67,7 @@ def request_of(
     """Return the release request with the estimator's parameters."""
     centre, scale, vectors = _centre_and_scale(estimator)
     delta = None if estimator.delta is None else str(estimator.delta)
-    choice = estimator.clip if estimator.clip in get_args(Word) else None
+    choice = estimator.clip if isinstance(estimator.clip, str) and estimator.clip in get_args(Word) else None
     if choice is None and not (estimator.clip is None or _is_instance(estimator.clip, numbers.Real)):
         raise UsageError(
             "clip must be a positive finite number chosen from public knowledge, or 'private' (chosen by the release), "
@@ -74,12 +77,16 @@ def request_of(
         raise UsageError("grid_bits must be None or an integer between 2 and 24.")
     if not _is_instance(estimator.rows_at_most, numbers.Integral):
         raise UsageError("rows_at_most must be an integer of at least 1.")
-    if estimator.missing not in {"refuse", "centre"}:
+    if not (isinstance(estimator.missing, str) and estimator.missing in {"refuse", "centre"}):
         raise UsageError("missing must be 'refuse' or 'centre'.")
     if not isinstance(estimator.accept_large_delta, bool):
         raise UsageError("accept_large_delta must be True or False.")
+    if not isinstance(estimator.options, Mapping | None):
+        raise UsageError("options must be a mapping of the mechanism's parameters by name.")
     options = dict(estimator.options or {})
-    mechanism = estimator.mechanism or recommended(PrivacyLoss.parse(str(estimator.epsilon), delta or "0").delta_atto)
+    mechanism = estimator.mechanism
+    if mechanism is None:
+        mechanism = recommended(PrivacyLoss.parse(str(estimator.epsilon), delta or "0").delta_atto)
     if components is not None and COMPONENTS.name in {
         option.name for option in mechanism_named(mechanism).info.options
     }:
@@ -124,10 +131,10 @@ def _centre_and_scale(estimator: PrivateEstimator) -> tuple[str, str, dict[str, 
     vectors = {}
     for name, vector in arrays.items():
         try:
-            vectors[name] = tuple(float(value) for value in np.asarray(vector).reshape(-1))
-        except (TypeError, ValueError):
+            vectors[name] = converted(vector, name, lambda each: tuple(map(float, np.asarray(each).reshape(-1))))
+        except DataError:
             raise UsageError(_NUMBERS[name]) from None
-    return os.fspath(centre), os.fspath(scale), vectors
+    return text_of(centre), text_of(scale), vectors
 
 
 def released(
@@ -146,6 +153,7 @@ def released(
     try:
         rows = rows_of(estimator, data, fitting=True)
         rows = rows if join is None else join(rows)
+        require_same_columns(estimator, data, rows)
         check(request, rows.columns)
         release = _from_memory(estimator, rows, request) if path is None else _from_table(estimator, path, request)
     except BaseException:  # a refused fit does not discard the release of an earlier one
@@ -209,6 +217,8 @@ def _from_table(estimator: PrivateEstimator, rows: Store, request: ReleaseReques
 
 def _from_memory(estimator: PrivateEstimator, rows: Rows, request: ReleaseRequest) -> Release:
     _require_memory(estimator, request)
+    if rows.known_rows == 0:
+        raise DataError("X has no rows, so there is nothing to release.")
     budget = _budget(estimator, request.loss)
     request = request.on_grid(rows.columns, rows.known_rows if request.neighbours is Neighbours.REPLACE_ONE else None)
     guarantee, with_placeholders = request.proved(rows.columns), request.with_placeholders

@@ -15,7 +15,6 @@ import math
 import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any, NamedTuple
@@ -26,14 +25,15 @@ import zarr
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_array, validate_data
 
-from dpdist._util.frames import as_frame, is_a
+from dpdist._util.frames import as_frame, is_a, require_table
 from dpdist._util.parallel import available_cores, threaded
 from dpdist._util.text import listed
 from dpdist.errors import DataError
+from dpdist.estimators.checked import RowsError, checked, kind_of, not_numbers, two_dimensions
 from dpdist.estimators.in_memory import MISSING_CURE, ArraySum, BlockSum, RowSum, add_sums, count_block, dense
 from dpdist.ingest.collection import whole_rows
-from dpdist.ingest.labelled import is_labelled, laid_out
-from dpdist.ingest.readers.base import BEYOND, EXACT, UNNAMED, numbered
+from dpdist.ingest.labelled import is_labelled, laid_out, layout_of, require_layout
+from dpdist.ingest.readers.base import counts_rows, numbered
 from dpdist.ingest.readers.chunked import fill_of
 from dpdist.ingest.registered import open_rows
 from dpdist.moment.histograms import Counting, Counts
@@ -60,10 +60,6 @@ _CF = frozenset({
     "scale_factor", "add_offset", "_FillValue", "missing_value", "valid_range", "valid_min", "valid_max",
 })  # fmt: skip
 """Attributes of the CF conventions that mark packed or missing values."""
-
-
-class RowsError(DataError, ValueError):
-    """X cannot be used as rows; also a ValueError, as scikit-learn expects."""
 
 
 @dataclass(frozen=True)
@@ -211,30 +207,39 @@ def rows_of(estimator: BaseEstimator, data: object, *, fitting: bool) -> Rows:
         table = open_rows(data)
         rows = Rows(StoredRows((table.rows, table.columns), table.dtype), user_names(table.names))
     else:
-        rows = _rows_from(data)
+        rows = rows_from(data)
     finite = getattr(estimator, "missing", None) != "centre"
+    layout = [] if rows.labelled is None else layout_of(data)
     try:
+        if not fitting:
+            require_layout(estimator._layout, layout, "X", "the fitted rows")  # noqa: SLF001 - of ours
         if rows.names is None and rows.labelled is None and not (rows.lazy or _is_stored(rows.data)):
             check = partial(validate_data, estimator, reset=fitting, ensure_all_finite=finite)
             rows = _validated(rows, check)
+            if fitting:
+                vars(estimator).pop("_layout", None)
             return replace(rows, names=tuple(getattr(estimator, "feature_names_in_", ())) or None)
         rows = _validated(rows, partial(check_array, input_name="X", ensure_all_finite=finite))
-    except RowsError as error:
-        if fitting and str(error).startswith("Input X contains"):
-            raise RowsError(f"{error} {MISSING_CURE}") from None
-        raise
+    except DataError as error:
+        cure = f" {MISSING_CURE}" if fitting and str(error).startswith("Input X contains") else ""
+        raise RowsError(f"{error}{cure}") from None
     if fitting:
+        vars(estimator)["_layout"] = layout
         set_columns(estimator, rows.columns, rows.names)
     else:
         _require_columns(estimator, rows)
     return rows
 
 
-def scores_rows(data: object, columns: int) -> Rows:
-    """Return a table of scores with this number of columns, under any names."""
-    scores = _validated(_rows_from(data), partial(check_array, input_name="X"))
-    if scores.columns != columns:
-        raise RowsError(f"X has {scores.columns} columns, but there are {columns} components.")
+def scores_rows(data: Any, components: Sequence[str]) -> Rows:
+    """Return a table of scores with a column for each component; refuse their names in another order."""
+    rows = rows_from(data)
+    scores = _validated(rows, partial(check_array, input_name="X"))
+    if scores.columns != len(components):
+        raise RowsError(f"X has {scores.columns} columns, but there are {len(components)} components.")
+    names = list(map(str, getattr(rows.data, "columns", rows.names or ())))
+    if names != list(components) and sorted(names) == sorted(components):
+        raise RowsError(f"The scores are in another order than the components. Pass them as {listed(components)}.")
     return scores
 
 
@@ -266,9 +271,12 @@ def _require_columns(estimator: Any, rows: Rows) -> None:
 def _validated(rows: Rows, check: Callable[..., Any]) -> Rows:
     """Return rows checked to be a table of real numbers, and finite if in memory."""
     if not (rows.lazy or _is_stored(rows.data)):
-        return replace(rows, data=_checked(rows.data, check))
-    if len(rows.data.shape) != 2:
-        raise RowsError(_two_dimensions(len(rows.data.shape)))
+        return replace(rows, data=checked(rows.data, check))
+    shape: tuple[Any, ...] = rows.data.shape or ()  # None: of an empty HDF5 dataset
+    if len(shape) != 2:
+        raise RowsError(two_dimensions(len(shape)))
+    if math.isnan(shape[1]):
+        raise RowsError("X has an unknown number of columns. Call X.compute_chunk_sizes() before.")
     if np.dtype(rows.data.dtype).kind not in "biuf":
         raise RowsError(f"X contains {np.dtype(rows.data.dtype).name}. Convert it to real numbers first.")
     return rows
@@ -283,8 +291,10 @@ def _is_stored(data: object) -> bool:
     )
 
 
-def _rows_from(data: Any) -> Rows:
+def rows_from(data: Any) -> Rows:
+    """Return X as rows that are not checked yet."""
     try:
+        require_table(data, "X")
         data = as_frame(data)
         layout = laid_out(data) if is_labelled(data) else None
     except DataError as error:
@@ -296,80 +306,39 @@ def _rows_from(data: Any) -> Rows:
             f"X is a stored array whose attributes ({listed(packed)}) mark values as packed or missing. Open it with "
             "xarray, or ingest the file."
         )
-    for name in UNNAMED.intersection(map(str, getattr(data, "columns", ()))):
-        raise RowsError(
-            f"The column {name!r} of X has the name of an unnamed index, which would be summed like a measurement. "
-            "Drop or rename it."
-        )
+    if is_a(data, "pandas", "DataFrame") or is_a(data, "dask", "DataFrame"):
+        _require_names(list(data.columns))
     if is_a(data, "anndata", "AnnData"):
         if data.X is None:
             raise RowsError("X is an AnnData without a matrix .X. Pass a layer: adata.layers[NAME].")
         if len(set(map(spelled, map(str, data.obs_names)))) < len(data.obs_names):
             raise RowsError("X is an AnnData with duplicate observation names. Rename or remove the duplicates.")
         return Rows(data.X, tuple(map(str, data.var_names)))
-    if is_a(data, "dask", "DataFrame") or is_a(data, "dask_expr", "DataFrame"):
-        return Rows(data.to_dask_array(), tuple(map(str, data.columns)))
+    if is_a(data, "dask", "DataFrame"):
+        if any(kind_of(kind) not in "biuf" for kind in data.dtypes):
+            raise RowsError(not_numbers(data))
+        numbers = data.to_dask_array()
+        numbers = numbers if numbers.dtype.kind in "biuf" else data.astype(np.float64).to_dask_array()
+        return Rows(numbers, tuple(map(str, data.columns)))
     return Rows(data)
+
+
+def _require_names(names: Sequence[Any]) -> None:
+    """Refuse a table without columns, with columns of the same name, or with names of several types."""
+    if not names:
+        raise RowsError("X has no columns.")
+    if repeated := sorted({str(name) for name in names if names.count(name) > 1}):
+        raise RowsError(f"X has several columns of the name {listed(map(repr, repeated))}. Rename them.")
+    if len({isinstance(name, str) for name in names}) > 1:
+        raise RowsError("The names of the columns are not all text. Run X.columns = X.columns.astype(str) before.")
+    if counters := [name for name in names if isinstance(name, str) and counts_rows(name)]:
+        raise RowsError(
+            f"X has columns with the name of an index or a count of the rows: {listed(map(repr, counters))}. They "
+            f"would be summed like a measurement. Rename them, or pass X.drop(columns={counters})."
+        )
 
 
 def _packed(attributes: Any) -> list[str]:
     """Return the attributes that mark packed or missing values; a fill value of NaN is harmless."""
     fills = {name: np.asarray(fill_of(attributes[name]), np.float64) for name in _CF.intersection(attributes)}
     return sorted(name for name, values in fills.items() if not np.isnan(values).all())
-
-
-def _checked(data: Any, check: Callable[..., Any]) -> Any:
-    """Let scikit-learn check data in memory; replace its messages that quote a cell."""
-    if getattr(getattr(data, "dtype", None), "kind", "") == "c":
-        raise RowsError("Complex data not supported: rows are real numbers.")
-    if isinstance(data, np.ma.MaskedArray):
-        raise RowsError("X is a masked array. Fill masked entries by a public rule (X.filled).")
-    kinds = getattr(data, "dtypes", ())
-    if any(getattr(kind, "kind", "") in {"m", "M"} for kind in kinds):  # scikit-learn converts Arrow's times to numbers
-        raise RowsError(_not_numbers(data))
-    try:
-        dimensions = data.ndim if hasattr(data, "ndim") else np.asarray(data).ndim
-        message = _two_dimensions(dimensions)
-        if dimensions == 2:
-            array = check(data, accept_sparse="csr")
-            _require_exact(data, array)
-            if array.dtype.kind in "biuf" or (array.dtype == object and _are_numbers(array)):
-                return array
-            message = _not_numbers(data)
-    except TypeError:
-        if not hasattr(data, "dtypes"):
-            raise  # scikit-learn's message names the type of the objects in the array
-        message = _not_numbers(data)
-    except ValueError as error:
-        message = _not_numbers(data) if "convert string" in str(error) else str(error)
-    # raised here, so that its context is no library error that quotes a cell
-    raise RowsError(message if message.startswith("The feature names") else message.split("\n")[0])
-
-
-def _require_exact(data: Any, array: Any) -> None:
-    """Refuse integers that were rounded to floats."""
-    kinds = [getattr(kind, "kind", "O") for kind in getattr(data, "dtypes", ())]
-    integers = [i for i, kind in enumerate(kinds) if kind != "f"]
-    if array.dtype.kind == "f" and integers and not hasattr(array, "tocsr"):
-        for row, column in np.argwhere(np.abs(array[:, integers]) > EXACT - 1):
-            if not isinstance(data.iloc[row, integers[column]], float):  # a column of objects may contain floats
-                raise RowsError(f"X, column {data.columns[integers[column]]!r}: {BEYOND}")
-
-
-def _are_numbers(data: Any) -> bool:
-    """Whether an array of Python objects, such as the cells of categories, contains only numbers."""
-    with suppress(ValueError, TypeError):
-        return bool(data.astype(np.float64).size)
-    return False
-
-
-def _not_numbers(data: Any) -> str:
-    """Return a message that names the columns without numbers and quotes no cell."""
-    kinds = getattr(data, "dtypes", ())
-    wrong = [f"{name!r} ({kind})" for name, kind in dict(kinds).items() if getattr(kind, "kind", "O") not in "biuf"]
-    message = f"X has non-numeric columns: {listed(wrong)}." if wrong else "X contains a cell that is not a number."
-    return f"{message} Encode text and dates as numbers by a public rule (dpdist.Schema)."
-
-
-def _two_dimensions(dimensions: int) -> str:
-    return f"Expected 2D array, got {dimensions}D. Reshape your data to (rows, columns)."

@@ -7,13 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dpdist._util.frames import as_frame, is_a
+from dpdist._util.frames import as_frame, is_a, require_table
+from dpdist._util.paths import text_of
 from dpdist._util.text import counted
-from dpdist.errors import UsageError
+from dpdist.errors import DataError, UsageError
 from dpdist.estimators.fit import request_of
+from dpdist.estimators.inputs import rows_of
 from dpdist.estimators.pca import PrivatePCA
 from dpdist.ingest.labelled import is_labelled, laid_out, names_beside
-from dpdist.ingest.readers.base import UNNAMED
+from dpdist.ingest.readers.base import counts_rows
 from dpdist.naming import ESTIMATORS, naming, parameter
 from dpdist.pipeline.table import rows_of_file
 from dpdist.privacy.guarantee import Neighbours, Number, PrivacyLoss, neighbours_of
@@ -108,6 +110,8 @@ def private_pca(
     array([[0.7, 0.7]])
     """
     with naming(ESTIMATORS):
+        if not callable(say):
+            raise UsageError("say must be a function of a text, such as print.")
         owner = Owner(person, max_rows, each_row_is_a_person)
         if isinstance(table, str | os.PathLike):
             budget = None
@@ -120,17 +124,18 @@ def private_pca(
                 budget = PrivacyLoss.parse(str(parameters.pop("budget_epsilon")), str(budget_delta))
             estimator = PrivatePCA(n_components, correlation=correlation, epsilon=epsilon, delta=delta, **parameters)
             rows = rows_of_file(
-                Path(table), request_of(estimator), budget=budget, schema=schema, header=header, owner=owner, say=say,
-                cluster=estimator.cluster,
+                Path(text_of(table)), request_of(estimator), budget=budget, schema=schema, header=header, owner=owner,
+                say=say, cluster=estimator.cluster,
             )  # fmt: skip
             estimator.ledger = str(rows.ledger)
             return estimator.fit(rows.table.path)
         parameters = {"missing": "centre", **parameters}
         estimator = PrivatePCA(n_components, correlation=correlation, epsilon=epsilon, delta=delta, **parameters)
         data = _in_memory(table, schema, owner)
-        size = counted(data.shape[1], "column")
-        if neighbours_of(estimator.neighbours) is Neighbours.REPLACE_ONE:  # else the number of rows is private
-            size = f"{counted(data.shape[0], 'row')} of {size}"
+        found = rows_of(estimator, data, fitting=True)
+        size = counted(found.columns, "column")
+        if found.known_rows is not None and neighbours_of(estimator.neighbours) is Neighbours.REPLACE_ONE:
+            size = f"{counted(found.known_rows, 'row')} of {size}"  # else the number of rows is private
         say(
             f"The table: {size}. {rows_are(owner)}. Cells without a number count as the centre of their column, which "
             "weakens its correlations. Rows in memory have no ledger: keep the result, as a second call is another "
@@ -146,14 +151,18 @@ def _in_memory(table: Any, schema: Any, owner: Owner) -> Any:
             "A table in memory has no ledger, which counts the rows of a person. Save it to a .parquet file (AnnData: "
             ".h5ad), and pass its path."
         )
-    frame = as_frame(table)
+    require_table(table, "table")
+    frame = as_frame(table, "table")
     require_owner("The table", names_beside(frame), owner)
-    if len(getattr(frame, "shape", ())) != 2:
-        raise UsageError("The table is a path, a DataFrame, or an array of two dimensions.", parameter="table")
-    if is_a(frame, "dask", "DataFrame") or not (hasattr(frame, "iloc") and hasattr(frame, "columns")):
+    lazy = is_a(frame, "dask", "DataFrame")
+    if not (lazy or is_a(frame, "pandas", "DataFrame")):
+        if schema is not None:
+            raise UsageError("Only a DataFrame takes a schema. Leave it out.", parameter="schema")
         columns = laid_out(frame).names if is_labelled(frame) else getattr(frame, "columns", None)
         require_owner("The table", [] if columns is None else list(map(str, columns)), owner)
         return frame
+    if not frame.columns.is_unique:
+        raise DataError("The table has several columns of one name. Rename them.")
     if schema is not None:
         schema = schema if isinstance(schema, Schema) else Schema.read(schema)
         if schema.unit is None:
@@ -162,11 +171,16 @@ def _in_memory(table: Any, schema: Any, owner: Owner) -> Any:
         kinds, found, mixed = types_of(frame), TextColumns(), set()
         for name in (name for name, kind in kinds.items() if is_text(kind)):
             try:
-                found.add(name, columns_of(frame, [name])[name])
+                if lazy:  # no cell is read before the rows are summed
+                    mixed.add(name)
+                else:
+                    found.add(name, columns_of(frame, [name])[name])
             except UnfitError:
                 mixed.add(name)
         schema = schema_of_numbers(
-            "The table", list(kinds), list(kinds.values()), found.unclear | mixed, set(UNNAMED & kinds.keys()), owner,
-            None, named=False,
+            "The table", list(kinds), list(kinds.values()), found.unclear | mixed, set(filter(counts_rows, kinds)),
+            owner, None, named=False,
         )  # fmt: skip
+    if lazy:  # its _meta is an empty DataFrame
+        return frame.map_partitions(schema.transform, meta=schema.transform(frame._meta))  # noqa: SLF001
     return schema.transform(frame)

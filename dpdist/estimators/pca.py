@@ -323,7 +323,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         """
         check_is_fitted(self, "components_")
         with naming(ESTIMATORS):
-            scores = scores_rows(X, self.n_components_)
+            scores = scores_rows(X, self.get_feature_names_out())
             names = list(getattr(self, "feature_names_in_", [f"x{i}" for i in range(self.n_features_in_)]))
             times = self.components_ * likelihood.deviations(self)
             function = partial(_rows_of_scores, mean=self.mean_, scale=self.scale_, components=times)
@@ -469,7 +469,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
             "explained_variance_ratio": self.explained_variance_ratio_,
         }
         with naming(ESTIMATORS):
-            return relabelled(like, vectors, list(self.get_feature_names_out()), per_component)
+            return relabelled(like, vectors, list(self.get_feature_names_out()), per_component, self._layout)
 
     @property
     def _n_features_out(self) -> int:  # used by ClassNamePrefixFeaturesOutMixin
@@ -555,6 +555,8 @@ def _require_kind(correlation: object, whiten: object) -> None:
     """Refuse whitening of correlation components before anything is charged."""
     if not isinstance(correlation, bool | np.bool_):
         raise UsageError("correlation must be True or False.")
+    if not isinstance(whiten, bool | np.bool_):
+        raise UsageError("whiten must be True or False.")
     if correlation and whiten:
         raise UsageError("Scores of standardised columns cannot be whitened: leave out whiten or correlation.")
 

@@ -15,14 +15,16 @@ import numpy.typing as npt
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
+from dpdist._util.frames import converted
 from dpdist._util.text import counted
 from dpdist.answers.block import beside, column_indices
 from dpdist.answers.regression import Estimate, Regression, regressions
 from dpdist.errors import BelowNoiseError, BelowNoiseWarning, UsageError
 from dpdist.estimators import fit as fits
 from dpdist.estimators.base import Matrix, PrivateEstimator, Shared, with_shared_parameters
-from dpdist.estimators.inputs import Rows, RowsError, rows_at, rows_in_memory, set_columns, user_names
-from dpdist.estimators.targets import Targets, targets_of
+from dpdist.estimators.checked import RowsError
+from dpdist.estimators.inputs import Rows, rows_at, rows_in_memory, set_columns, user_names
+from dpdist.estimators.targets import Targets, require_same_rows, targets_of
 from dpdist.ingest.registered import open_rows
 from dpdist.naming import ESTIMATORS, naming
 from dpdist.privacy.guarantee import Neighbours
@@ -275,9 +277,17 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
         sample_weight
             (n,), or None.
         """
-        r2 = float(super().score(X, y, sample_weight))
+        check_is_fitted(self, "coef_")
+        targets = targets_of(y, self)
+        if len(targets.names) != self.target_names_.size:
+            raise RowsError(f"y has {counted(len(targets.names), 'column')}, and the fit {self.target_names_.size}.")
+        from sklearn.metrics import r2_score  # noqa: PLC0415 - slow to import, rarely used
+
+        predicted = np.asarray(self.predict(X))
+        require_same_rows(predicted, targets.data)
+        r2 = converted(sample_weight, "sample_weight", lambda w: r2_score(targets.data, predicted, sample_weight=w))
         fits.warn_of_score(self)
-        return r2
+        return float(r2)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from sklearn.utils.validation import check_array
 
-from dpdist._util.frames import is_a
+from dpdist._util.frames import converted, is_a
 from dpdist._util.text import listed
 from dpdist.errors import DataError
+from dpdist.estimators.checked import RowsError
 from dpdist.estimators.in_memory import dense
-from dpdist.estimators.inputs import Rows, RowsError
+from dpdist.estimators.inputs import Rows
 from dpdist.ingest.collection import whole_rows
 
 Values = npt.NDArray[np.float64]
@@ -46,11 +49,17 @@ class Targets:
             return replace(rows, data=joined, names=names)
         if is_a(self.data, "dask", "Array"):
             raise RowsError("y is a Dask array but X is not. Compute y, or pass X as a Dask array too.")
-        if rows.data.shape[0] != len(self.data):
-            raise RowsError(
-                f"Found input variables with inconsistent numbers of samples: {[rows.data.shape[0], len(self.data)]}"
-            )
+        require_same_rows(rows.data, self.data)
         return replace(rows, data=JoinedRows(rows.data, self.data), names=names)
+
+
+def require_same_rows(rows: Any, targets: Any) -> None:
+    """Refuse targets of another number of rows, in the words that scikit-learn expects."""
+    if rows.shape[0] != len(targets):
+        raise RowsError(
+            f"Found input variables with inconsistent numbers of samples: {[rows.shape[0], len(targets)]}. Pass one "
+            "target for each row."
+        )
 
 
 class JoinedRows:
@@ -80,7 +89,7 @@ def targets_of(y: Any, estimator: object) -> Targets:
     if isinstance(y, str):
         raise RowsError("y can be a name only for a rows.zarr. For a table in memory, pass the values.")
     if is_a(y, "dask", "Array"):
-        data, sound = y, y.ndim in {1, 2} and np.dtype(y.dtype).kind in "biuf"
+        data, sound = y, y.ndim in {1, 2} and np.dtype(y.dtype).kind in "biuf" and not any(map(math.isnan, y.shape[1:]))
         if not sound:
             raise RowsError("A Dask array y must have one or two dimensions and contain real numbers.")
     else:
@@ -96,19 +105,37 @@ def targets_of(y: Any, estimator: object) -> Targets:
 def _checked(y: Any, *, finite: bool) -> Values:
     if isinstance(y, np.ma.MaskedArray):
         raise RowsError("y is a masked array. Fill masked entries by a public rule (y.filled).")
+    check = partial(_of_sklearn, finite=finite)
+    try:
+        values = converted(y, "y", check)
+    except DataError as error:
+        message = str(error)
+    else:
+        if values.ndim in {1, 2}:
+            return values
+        message = f"y has {values.ndim} dimensions. It has one, or two: (rows, targets)."
+    raise RowsError(message)
+
+
+def _of_sklearn(y: Any, *, finite: bool) -> Values:
     if np.asarray(y).dtype.kind in "mM":
-        raise RowsError("y contains dates or times. Pass numbers, such as days since a public date.")
+        raise DataError("y contains dates or times. Pass numbers, such as days since a public date.")
     try:
         values: Values = check_array(
-            y, dtype=np.float64, ensure_2d=False, input_name="y", ensure_min_samples=0, ensure_all_finite=finite
-        )
-    except (TypeError, ValueError) as error:
-        message = str(error).split("\n")[0]
+            y, dtype=np.float64, ensure_2d=False, allow_nd=True, input_name="y", ensure_min_samples=0,
+            ensure_all_finite=finite,
+        )  # fmt: skip
+    except ValueError as error:
+        message = str(error)
     else:
         return values
     if "convert" in message:
-        message = "y contains a value that is not a number. Encode classes as columns of 0 and 1, by a public rule."
-    raise RowsError(message)
+        raise DataError(
+            "y contains a value that is not a number. Encode classes as columns of 0 and 1, by a public rule."
+        )
+    if message.startswith(("Input y contains ", "Complex data")):
+        raise DataError(message.split("\n", maxsplit=1)[0])
+    raise ValueError(message)
 
 
 def _names(y: Any) -> tuple[str, ...]:

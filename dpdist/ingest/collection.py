@@ -7,6 +7,7 @@ of whole rows: row chunks of an array, partitions of a DataFrame, or all rows in
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,16 +16,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dpdist._util.frames import as_frame, is_a, sum_duplicates
+from dpdist._util.frames import as_frame, is_a, require_table, sum_duplicates
 from dpdist._util.text import listed
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.labelled import is_labelled, laid_out, names_beside
 from dpdist.ingest.readers.base import (
     PIECE,
     STORED,
-    UNNAMED,
     Places,
     Rows,
+    counts_rows,
     not_finite,
     numbered,
     require_columns,
@@ -132,11 +133,10 @@ class Collection:
 
     def require_no_index(self) -> None:
         """Raise DataError if a column has the name that pandas gives a written index."""
-        index = next((name for name in self.names if name in UNNAMED), None) if self.framed else None
-        if index is not None:
+        if self.framed and (indexes := [name for name in self.names if counts_rows(name)]):
             raise DataError(
-                f"The column {index!r} of {self} looks like an index, and would be summed like a measurement. "
-                f"Rename it, or name the columns to keep in {parameter('columns')}."
+                f"{listed(map(repr, indexes))} of {self} may be an index or a count of the rows, and would be summed "
+                f"like a measurement. Rename it, or name the columns to keep in {parameter('columns')}."
             )
 
     def reader(self, keep: Places, secret: bytes) -> Reader:
@@ -169,7 +169,9 @@ class Collection:
 
 def collection_of(value: Any, rows_dimension: str | None = None) -> Collection | None:
     """Return a table as a collection; None if it is something else, such as a path."""
-    value = as_frame(value)
+    if not isinstance(value, str | os.PathLike):
+        require_table(value, "source")
+    value = as_frame(value, "source")
     labels, kind, data = None, "", value
     if is_labelled(value):
         laid = laid_out(value, rows_dimension)
@@ -184,6 +186,8 @@ def collection_of(value: Any, rows_dimension: str | None = None) -> Collection |
     kind = kind or ("sparse " * sparse) + ("Dask " * lazy) + ("DataFrame" if framed else "array")
     if not framed and len(data.shape) != 2:  # Dask computes the shape of a DataFrame
         raise DataError(f"The {kind} has {len(data.shape)} dimensions. A table has two: (rows, columns).")
+    if not framed and math.isnan(data.shape[1]):
+        raise DataError(f"The {kind} has an unknown number of columns. Call source.compute_chunk_sizes() before.")
     count = len(data.columns) if framed else int(data.shape[1])
     require_columns(f"The {kind}", count)
     if framed:

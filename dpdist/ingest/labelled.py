@@ -7,7 +7,7 @@ A Dataset is its variables side by side; all share the first dimension. The last
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -219,9 +219,44 @@ def _require_unique_names(array: Any) -> None:
         )
 
 
+Labels = dict[str, list[Any] | None]
+"""Labels along each dimension, in order; None: the dimension has none."""
+
+
+def labels_of(array: Any, dims: Iterable[Any]) -> Labels:
+    """Return the dimensions of an array and their labels."""
+    return {str(dim): array.coords[dim].values.tolist() if dim in array.coords else None for dim in dims}
+
+
+def layout_of(data: Any) -> list[tuple[str, Labels]]:
+    """Return the labels of the columns of a DataArray or Dataset, by variable."""
+    return [(part.name, labels_of(part.array, part.dims)) for part in laid_out(data).parts]
+
+
+def require_layout(
+    wanted: Sequence[tuple[str, Labels]], found: Sequence[tuple[str, Labels]], name: str, other: str
+) -> None:
+    """Refuse columns along other dimensions, or with other labels, than those of another object."""
+    for (_, along), (variable, found_along) in zip(wanted, found, strict=False):
+        what = f"The variable {variable!r} of {name}" if variable else name
+        if [*along] != [*found_along]:
+            order = ", ".join(map(repr, along))
+            raise DataError(
+                f"{what} has other dimensions of the columns than {other}, or another order of them. Pass "
+                f"{name}.transpose(..., {order})."
+            )
+        for dimension, labels in along.items():
+            if labels and found_along[dimension] and labels != found_along[dimension]:
+                raise DataError(
+                    f"{what} has other labels along {dimension!r} than {other}, or another order of them. Pass "
+                    f"{name}.sel({dimension}=LABELS), with the labels of {other} in their order."
+                )
+
+
 def relabelled(
-    like: object, vectors: Mapping[str, Matrix], labels: list[Any], per_component: Mapping[str, Matrix | None]
-) -> Any:
+    like: object, vectors: Mapping[str, Matrix], labels: list[Any], per_component: Mapping[str, Matrix | None],
+    layout: Sequence[tuple[str, Labels]] = (),
+) -> Any:  # fmt: skip
     """Return vectors as an xarray Dataset in the layout of the columns."""
     if not is_labelled(like):
         raise UsageError(
@@ -231,6 +266,7 @@ def relabelled(
     laid, d = laid_out(like), next(iter(vectors.values())).shape[-1]
     if laid.columns != d:
         raise UsageError(f"There are {d} columns, but the layout has {laid.columns}. Pass one with the same columns.")
+    require_layout(layout, layout_of(like), "like", "the fitted rows")
     import xarray  # noqa: PLC0415 - an extra
 
     variables = {}

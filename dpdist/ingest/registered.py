@@ -167,7 +167,7 @@ def attributes_in(store: Store, otherwise: str) -> RegisteredAttributes:
 def open_registered(store: Store) -> RowsTable:
     """Open a registered table, without access to its source or chunks."""
     store = store.absolute()
-    otherwise = f"There are no usable rows at {store}. Make them with: {step('register', 'SOURCE', store)}"
+    otherwise = f"{store} contains no usable rows: it is damaged. Restore it from a copy."
     head = attributes_in(store, otherwise)
     manifest = Manifest(store, head.index, head.sources)
     keep = tuple(range(len(head.columns))) if head.places is None else head.places

@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 from urllib.parse import urlsplit
 
+from dpdist._util.paths import text_of
 from dpdist.errors import UsageError
 from dpdist.storage.atomic import require_space
 from dpdist.storage.connections import is_plain, on_loopback
@@ -189,8 +190,11 @@ class Remote:
         return Remote(self.address[: len(self.address) - len(self.suffix)] + suffix)
 
 
-def location_of(text: str) -> Path | Remote:
+def location_of(location: object) -> Path | Remote:
     """Parse a path or an address."""
+    if isinstance(location, Remote):
+        return location
+    text = text_of(location)
     if not _URL.match(text):
         return Path(text)
     if text.startswith("file://"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from functools import partial
@@ -66,16 +67,20 @@ _LAKES = {
     ),
 }  # fmt: skip
 """Markers of table formats whose folders hold old versions of rows, and how to export their current rows."""
+_HIVE = re.compile(r"base_\d{7,}(_v\d+)?|(delete_)?delta_\d{7,}_\d{7,}(_\d+)?(_v\d+)?")
+"""Folders of a transactional table of Hive."""
 
 
 def located(location: SourceLocation) -> list[tuple[SourceLocation, Keys]]:
     """List a source, or the sources of a folder by name, each with the keys of its KEY=VALUE folders."""
-    if not attempt(location, location.is_dir) or is_store(location):
-        return [(location, ())]
-    for folder in location.resolve().parents if isinstance(location, Path) else ():  # it may be part of such a table
+    resolved = (location.resolve(),) if isinstance(location, Path) else ()
+    for folder in (*resolved, *(parent for path in resolved for parent in path.parents)):  # it may be part of a table
         marks = [mark for mark, _ in _LAKES.values() if (folder / mark).is_dir()]
         if any(marker != _ICEBERG or any((folder / marker).glob("*.metadata.json")) for marker in marks):
             _require_no_lake(folder, marks)
+        _require_no_lake(folder, ())
+    if not attempt(location, location.is_dir) or is_store(location):
+        return [(location, ())]
     sources = _in_folder(location, ())
     _require_once([path for path, _ in sources])
     if not sources:
@@ -102,6 +107,12 @@ def _in_folder(folder: SourceLocation, keys: Keys) -> list[tuple[SourceLocation,
 
 def _require_no_lake(folder: SourceLocation, names: Collection[str]) -> None:
     """Refuse the folder of a versioned table, whose removed rows would return."""
+    if any(_HIVE.fullmatch(name) for name in (folder.name, *names)):
+        raise DataError(
+            f"{folder} is a transactional table of Hive, or part of one: its folders hold changes, and deleted rows "
+            "would return. Export its current rows to a file: "
+            "spark.table(NAME).toPandas().to_parquet('NEW.parquet')."
+        )
     for kind, (mark, cure) in _LAKES.items():
         if mark in names:
             raise DataError(

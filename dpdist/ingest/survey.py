@@ -47,7 +47,7 @@ class SourceSurvey(NamedTuple):
     keep: Places  # their indices in each file
     parts: list[Part]  # fragments with rows, in order
     dtype: np.dtype[np.generic]  # holds all rows
-    guesses: list[str]  # messages about guesses
+    said: tuple[list[str], list[str]]  # messages about guesses, and about chunks that are not stored
     head: Head  # of the first file with columns
 
     @property
@@ -67,6 +67,7 @@ class _FileSurvey(NamedTuple):
     survey: Survey | None = None
     ends: npt.NDArray[np.int64] | None = None
     guess: str | None = None
+    absent: str | None = None
     uncut: bool = False
 
 
@@ -104,19 +105,22 @@ class SurveyFiles:
         return [self._survey_file(opener, number, fragment) for number, fragment in task]
 
     def _survey_file(self, opener: Opener, number: int, fragment: Fragment) -> _FileSurvey:
-        guess = None
+        guess = absent = None
         with opener.named(self.entries[number]) as source:
             try:
                 head = source.head
                 if fragment is None or not fragment[0]:
-                    guess = head.guess and opener.with_shown_name(head.guess, self.entries[number])
+                    guess, absent = (
+                        text and opener.with_shown_name(text, self.entries[number])
+                        for text in (head.guess, head.absent)
+                    )
                     require_alike(source, self.like, self.entries[0].shown)
                 survey = source.survey(self.keep, fragment)
             except NoRowsError:
-                return _FileSurvey(guess=guess)
+                return _FileSurvey(guess=guess, absent=absent)
             except UncutError:
                 return _FileSurvey(guess=guess, uncut=True)
-            return _FileSurvey(survey, None if fragment is not None else self._ends(source, survey), guess)
+            return _FileSurvey(survey, None if fragment is not None else self._ends(source, survey), guess, absent)
 
     def _ends(self, source: Source, survey: Survey) -> npt.NDArray[np.int64] | None:
         if survey.rows * len(self.keep) * np.dtype(survey.dtype).itemsize <= PIECE:
@@ -160,7 +164,7 @@ def survey_source(
             f"{location} gives {len(keep)} column(s). A table needs two or more: keep more columns, and separate the "
             "cells of a CSV file by commas."
         )
-    parts, surveys, guesses = _survey_files(sources.entries, sizes, head, keep, run)
+    parts, surveys, said = _survey_files(sources.entries, sizes, head, keep, run)
     if not parts and not may_be_empty:
         if len(sources) > 1:
             raise NoRowsError(f"No file of {location} has rows. Add some.")
@@ -170,7 +174,7 @@ def survey_source(
     if columns is None and parts:
         _require_no_index(sources.entries[number].shown, head, keep)
     dtype = _common_dtype(surveys) if surveys else np.dtype(np.uint8)
-    return SourceSurvey(tuple(head.names[index] for index in keep), keep, parts, dtype, guesses, head)
+    return SourceSurvey(tuple(head.names[index] for index in keep), keep, parts, dtype, said, head)
 
 
 def first_head(sources: Sources) -> tuple[int, Head]:
@@ -185,7 +189,7 @@ def first_head(sources: Sources) -> tuple[int, Head]:
 
 def _survey_files(
     entries: Sequence[Entry], sizes: Sequence[int], head: Head, keep: Places, run: Run
-) -> tuple[list[Part], list[Survey], list[str]]:
+) -> tuple[list[Part], list[Survey], tuple[list[str], list[str]]]:
     fragments: list[tuple[int, Fragment]] = []
     for number, (entry, size) in enumerate(zip(entries, sizes, strict=True)):
         location = location_of(entry.location)
@@ -204,9 +208,10 @@ def _survey_files(
     uncut = sorted({number for (number, _), result in by_fragment.items() if result.uncut})
     by_fragment = {key: result for key, result in by_fragment.items() if key[0] not in uncut}
     by_fragment |= run_tasks([(number, None) for number in uncut])
-    parts, surveys, guesses, first = list[Part](), list[Survey](), list[str](), 0
+    parts, surveys, guesses, absent, first = list[Part](), list[Survey](), list[str](), list[str](), 0
     for (number, fragment), result in sorted(by_fragment.items(), key=lambda item: (item[0][0], item[0][1] or ())):
         guesses += [result.guess] if result.guess else []
+        absent += [result.absent] if result.absent else []
         first = 0 if fragment is None or not fragment[0] else first
         if result.survey is None or not result.survey.rows:
             continue
@@ -217,7 +222,7 @@ def _survey_files(
             begins = [0, *result.ends[:-1].tolist()]
             parts += [Part(number, (a, b), a, b - a) for a, b in zip(begins, result.ends.tolist(), strict=True)]
         first += result.survey.rows
-    return parts, surveys, guesses
+    return parts, surveys, (guesses, absent)
 
 
 def size_of(entry: Entry) -> int:
@@ -297,13 +302,14 @@ def _require_no_index(where: object, head: Head, keep: Places) -> None:
     if not indexes:
         return
     quoted = listed(repr(head.names[column]) for column in indexes)
+    it = "it" if len(indexes) == 1 else "them"
     other_names = [head.names[column] for column in keep if column not in indexes]
     all_names = [head.names[column] for column in keep]
     raise ChoiceRequiredError(
-        f"{where}: {quoted} {'has' if len(indexes) == 1 else 'have'} no name, or may be the index of a data frame, "
-        "and would be summed like a measurement.",
-        [only_columns(other_names, "leaves it out")] * (len(other_names) > 1)
-        + [only_columns(all_names, "keeps it as a column")],
+        f"{where}: {quoted} {'has' if len(indexes) == 1 else 'have'} no name, or may be an index or a count of the "
+        "rows, and would be summed like a measurement.",
+        [only_columns(other_names, f"leaves {it} out")] * (len(other_names) > 1)
+        + [only_columns(all_names, f"keeps {it}")],
     )
 
 

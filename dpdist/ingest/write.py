@@ -287,8 +287,11 @@ class _Ingest:
         return shape, result.names
 
     def _report(self, result: SourceSurvey, left_out: int) -> None:
-        if result.guesses:
-            first, *other_guesses = result.guesses
+        guesses, absent = result.said
+        for text in absent:
+            self.say(text)
+        if guesses:
+            first, *other_guesses = guesses
             self.say(first + (f" So is that of {counted(len(other_guesses), 'other file')}." if other_guesses else ""))
         head, schema = result.head, self.choices.schema
         if schema is not None and (names := schema.centring + schema.dropping):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote
 
-from dpdist._util.paths import AnyPath
+from dpdist._util.paths import AnyPath, text_of
 from dpdist.errors import UsageError
 from dpdist.naming import parameter
 
@@ -75,7 +74,7 @@ AnyLedgerAddress = Address | AnyPath
 
 def parse_address(location: AnyLedgerAddress) -> LedgerAddress:
     """Parse a location as callers pass it."""
-    return location if isinstance(location, Address) else address_of(os.fspath(location), Path())
+    return location if isinstance(location, Address) else address_of(text_of(location), Path())
 
 
 def absolute(address: LedgerAddress) -> LedgerAddress:

@@ -129,10 +129,10 @@ def list_mechanisms() -> tuple[MechanismInfo, ...]:
 
 def mechanism_named(name: str) -> Mechanism:
     """Return the mechanism with a name."""
-    try:
+    if isinstance(name, str) and name in MECHANISMS:
         return MECHANISMS[name]
-    except KeyError:
-        raise UsageError(f"There is no mechanism {name!r}. Choose one of {', '.join(MECHANISMS)}.") from None
+    shown = repr(name) if isinstance(name, str) else f"of type {type(name).__name__}"
+    raise UsageError(f"There is no mechanism {shown}. Choose one of {', '.join(MECHANISMS)}.")
 
 
 def calibrated(name: str, query: LatticeQuery, loss: PrivacyLoss, options: Options | None = None) -> Calibrated:

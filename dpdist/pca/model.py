@@ -155,8 +155,8 @@ def open_model(path: AnyStore) -> Model:
     >>> here.cleanup()
     """
     store = store_at(path)
-    refusal = f"There is no usable model at {store}. Write one with: {step('pca', 'RELEASE', store, components='K')}"
-    info = require_format(store, FORMAT, refusal)
+    absent = f"There is no model at {store}. Write one with: {step('pca', 'RELEASE', store, components='K')}"
+    info = require_format(store, FORMAT, absent)
     try:
         attributes = msgspec.convert(info, _Attributes)
         arrays = read_arrays(
@@ -180,7 +180,7 @@ def open_model(path: AnyStore) -> Model:
     except Exception:  # noqa: BLE001 - libraries raise many kinds of error for a damaged folder
         sound = False
     if not sound:
-        raise DataError(refusal)
+        raise DataError(f"{store} is a damaged model.zarr. Move it away, and write it again with {step('pca')}.")
     return model
 
 

@@ -207,7 +207,7 @@ def ingest_rows(
                 "The source is a path, an address, or a table from Dask, xarray, pandas, polars, Arrow, SciPy or "
                 f"NumPy, not a value of type {type(source).__name__}."
             )
-        path = source if isinstance(source, Remote) else location_of(os.fspath(source))
+        path = location_of(source)
         origin = partial(origin_of, path, unit=unit, choices=choices)
         write = partial(
             ingest, path, progress=steps(progress, "Ingesting in this process"), unit=unit, choices=choices, say=say,

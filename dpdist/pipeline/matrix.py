@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpdist._util.paths import AnyPath
+from dpdist._util.paths import AnyPath, text_of
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.ledger import state_folder
 from dpdist.ledger.address import AnyLedgerAddress, LedgerAddress, absolute, parse_address
@@ -223,7 +223,7 @@ def _read(matrix: AnyPath | npt.ArrayLike) -> tuple[npt.NDArray[np.float64], Pat
     """Return the checked matrix, and its file."""
     if not isinstance(matrix, str | os.PathLike):
         return checked(matrix), None
-    file = Path(matrix)
+    file = Path(text_of(matrix))
     otherwise = DataError(f"{file} cannot be read as a matrix. Save one with numpy.save('M.npy', M).")
     if not file.exists():
         raise DataError(f"{file} does not exist. Check the name of the file.")

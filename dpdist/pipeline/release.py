@@ -5,7 +5,6 @@ Every step may be repeated. An existing file is kept if it is the same; otherwis
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -450,7 +449,7 @@ def combine_releases(releases: Sequence[AnyStore | Release], total: AnyStore, *,
     (Outcome('sum.zarr', released now), 1300, Guarantee(epsilon=1, delta=1e-06, replace-one))
     >>> here.cleanup()
     """
-    if isinstance(releases, str | os.PathLike | Release):
+    if isinstance(releases, str | bytes) or not isinstance(releases, Sequence | Iterator):
         raise UsageError("Pass the releases to combine as a list, even a single one.")
     combined_release = combined(
         [release if isinstance(release, Release) else open_release(release) for release in releases], disjoint=disjoint

@@ -19,10 +19,10 @@ from dpdist._util.paths import AnyPath
 from dpdist._util.progress import Progress
 from dpdist.errors import DataError
 from dpdist.ingest.collection import collection_of
-from dpdist.ingest.readers.base import UNNAMED, ChoiceRequiredError, Choices
+from dpdist.ingest.readers.base import ChoiceRequiredError, Choices, counts_rows
 from dpdist.ingest.register import asked_of, register_chunks, register_tasks, survey
 from dpdist.ingest.registered import FORMAT, RegisterRequest, attributes_in
-from dpdist.ingest.remote import Remote, location_of
+from dpdist.ingest.remote import location_of
 from dpdist.ingest.sources import Opener, SourceLocation, columns_at, text_columns_at
 from dpdist.ingest.survey import Job, Run, require_publishable
 from dpdist.ingest.write import writing
@@ -100,7 +100,7 @@ def draft_schema(source: SourceLocation | AnyPath | Any, *, header: str | None =
 
     table = collection_of(source)
     if table is None:
-        origin: Any = source if isinstance(source, Remote) else location_of(os.fspath(source))
+        origin: Any = location_of(source)
         try:
             names, stored = columns_at(origin, Path(gettempdir()), header)
         except ChoiceRequiredError as error:
@@ -115,7 +115,9 @@ def draft_schema(source: SourceLocation | AnyPath | Any, *, header: str | None =
     if stored is None:
         return draft_of(origin, dict.fromkeys(names, "number"), typed=False)
     kinds = zip(names, map(kind_of, stored), strict=True)
-    drafted = {name: "ignored" if name in UNNAMED else kind for name, kind in kinds if not PANDAS_INDEX.fullmatch(name)}
+    drafted = {
+        name: "ignored" if counts_rows(name) else kind for name, kind in kinds if not PANDAS_INDEX.fullmatch(name)
+    }
     return draft_of(origin, drafted, typed=True)
 
 
@@ -123,7 +125,7 @@ def read_for(schema: AnyPath, source: object, header: str | None) -> Schema:
     """Read a schema for a source; messages about a draft list the text columns, which need no range."""
     if not isinstance(source, str | os.PathLike):
         return read_schema(schema)
-    return read_schema(schema, partial(text_columns_at, location_of(os.fspath(source)), Path(gettempdir()), header))
+    return read_schema(schema, partial(text_columns_at, location_of(source), Path(gettempdir()), header))
 
 
 @dataclass(frozen=True)
@@ -229,7 +231,7 @@ def register_rows(
     RowsTable('rows.zarr', 1797 x 64, float64, no budget)
     """
     target = store_at(rows)
-    source = source if isinstance(source, Remote) else location_of(os.fspath(source))
+    source = location_of(source)
     request = asked_of(source, variable)
     ledger = None if ledger is None else parse_address(ledger)
     if budget is not None and ledger is None:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from dpdist._util.progress import Progress, steps
 from dpdist._util.text import canonical, counted, listed
 from dpdist.errors import DataError, UsageError
-from dpdist.ingest.readers.base import UNNAMED, ChoiceRequiredError, Choices
+from dpdist.ingest.readers.base import ChoiceRequiredError, Choices, counts_rows
 from dpdist.ingest.readers.source import Head
 from dpdist.ingest.sources import KINDS, head_at, table_at
 from dpdist.ingest.write import ingest
@@ -71,9 +71,9 @@ def rows_of_file(
     cluster: Cluster | None = None,
 ) -> FileRows:
     """Ingest a file next to it, with a budget of ``budget`` or of the request, and report every decision."""
-    first = rows_next_to(file)
     if not file.is_file():
         raise DataError(f"{file} is not a file. Check its name.")
+    first = rows_next_to(file)
     if target is not None and store_at(target).absolute() == store_at(first).absolute():
         raise UsageError(f"The rows of {file} are stored in {first}. Choose another name for the release.")
     content = _content_of(file)
@@ -216,5 +216,5 @@ def automatic_schema(file: Path, header: str | None, owner: Owner) -> tuple[Sche
         if owner == Owner():
             require_owner(file, head.asked, owner)
         return None, head
-    indexes = {head.names[place] for place in head.indexes} | UNNAMED.intersection(head.names)
+    indexes = {head.names[place] for place in head.indexes} | set(filter(counts_rows, head.names))
     return schema_of_numbers(file, head.names, head.kinds, unclear, indexes, owner, header), head

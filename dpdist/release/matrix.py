@@ -27,13 +27,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import zarr
 from zarr.storage import MemoryStore
 
+from dpdist._util.frames import converted, is_a, require_table
 from dpdist._util.html import table
 from dpdist._util.text import exactly
 from dpdist._version import __version__
@@ -215,8 +216,7 @@ def open_matrix(path: AnyStore) -> MatrixRelease:
     >>> here.cleanup()
     """
     store = store_at(path)
-    otherwise = f"{store} is not a released matrix, or it is damaged. Remove it and repeat the command, which is free."
-    attributes = require_format(store, FORMAT, otherwise)
+    attributes = require_format(store, FORMAT, f"{store} is not a released matrix: it does not exist.")
     try:
         arrays = complete_arrays(store, {"lattice", "matrix"})
         lattice, guarantee = np.asarray(arrays["lattice"][...]), Guarantee.from_json(attributes["guarantee"])
@@ -238,7 +238,7 @@ def open_matrix(path: AnyStore) -> MatrixRelease:
     except Exception:  # noqa: BLE001 - every library fails differently on a damaged folder
         sound = False
     if not sound:
-        raise DataError(otherwise)
+        raise DataError(f"{store} is a damaged release. Move it away, and repeat its command, which is free.")
     return release
 
 
@@ -261,15 +261,16 @@ def lattice_of(matrix: npt.ArrayLike, exponent: int) -> Triangle:
     return packed(np.rint(values).astype(np.int64))
 
 
-def checked(matrix: npt.ArrayLike) -> Floats:
+def checked(matrix: Any) -> Floats:
     """Return a symmetric matrix of finite numbers as float64, (d, d), or refuse it."""
     rows = matrix if isinstance(matrix, list | tuple) else ()
     if any(isinstance(each, np.ma.MaskedArray) for each in (matrix, *rows)):
         raise DataError("The matrix is a masked array. Fill the masked entries: M.filled(0).")
-    try:
-        given = np.asarray(matrix)
-    except ValueError:
-        raise DataError("The matrix has rows of different lengths.") from None
+    require_table(matrix, "matrix")
+    labels = [[*matrix.index], [*matrix.columns]] if is_a(matrix, "pandas", "DataFrame") else [[], []]
+    if labels[0] != labels[1] and set(labels[0]) == set(labels[1]):
+        raise DataError("The matrix has its rows in another order than its columns. Pass M.loc[M.columns].")
+    given = converted(matrix, "matrix", np.asarray)
     if given.ndim != 2 or given.shape[0] != given.shape[1] or not given.size:
         raise DataError(f"A symmetric matrix has shape (d, d), not {given.shape}.")
     exact = given.dtype.kind in "iu" or (given.dtype.kind == "f" and given.dtype.itemsize <= 8)

@@ -253,8 +253,8 @@ def mark_reproduced(table: RowsTable) -> None:
 def open_ingested(path: AnyStore) -> RowsTable:
     """Open and validate a rows.zarr written by ingest; chunks are not checked before they are read."""
     store = store_at(path)
-    otherwise = f"{store} contains no usable rows. Create them with: {step('ingest', 'SOURCE', store)}"
-    info = require_format(store, FORMAT, otherwise)
+    absent = f"There are no rows at {store}. Create them with: {step('ingest', 'SOURCE', store)}"
+    info = require_format(store, FORMAT, absent)
     try:
         array = zarr.open_array(store.for_zarr(), mode="r", zarr_format=3)
         attributes = msgspec.convert(info, RowsAttributes)
@@ -281,7 +281,7 @@ def open_ingested(path: AnyStore) -> RowsTable:
     except Exception:  # noqa: BLE001 - any defect of a foreign or damaged array
         table = None
     if table is None:
-        raise DataError(otherwise)
+        raise DataError(f"{store} contains no usable rows: it is damaged. Restore it from a copy.")
     _validate(table, array)
     return table
 

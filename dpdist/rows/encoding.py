@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dpdist._util.frames import as_frame
+from dpdist._util.frames import as_frame, is_a, type_name
 from dpdist._util.text import counted, visible
 from dpdist.errors import DataError, UsageError, quiet
 from dpdist.naming import step
@@ -494,10 +494,10 @@ def _type_of(kind: Any) -> Any:
 def transformed(schema: Schema, frame: Any) -> Any:
     """Implement :meth:`dpdist.Schema.transform`."""
     frame = as_frame(frame)
-    if not (hasattr(frame, "iloc") and hasattr(frame, "columns")):
+    if not is_a(frame, "pandas", "DataFrame"):
         raise UsageError(
             "Schema.transform needs a pandas or polars DataFrame or an Arrow table, not a value of type "
-            f"{type(frame).__name__}."
+            f"{type_name(frame)}."
         )
     if schema.unit is not None:
         raise UsageError(

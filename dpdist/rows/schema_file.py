@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from dpdist._util.paths import AnyPath, is_address, read_plain
+from dpdist._util.paths import AnyPath, is_address, read_plain, text_of
 from dpdist._util.text import listed
 from dpdist.errors import DataError, UsageError
 from dpdist.rows.columns import Column
@@ -75,7 +75,7 @@ Words = Callable[[Sequence[str]], Collection[str]]
 
 def read_schema(path: AnyPath, non_numbers: Words | None = None) -> Schema:
     """Implement :meth:`dpdist.Schema.read`."""
-    if is_address(str(path)) or Path(path).is_dir():
+    if is_address(text_of(path)) or Path(path).is_dir():
         return _stored(path)
     path = Path(path)
     try:

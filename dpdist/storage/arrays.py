@@ -22,6 +22,7 @@ from zarr.core.buffer import Buffer
 
 from dpdist._util.paths import not_plain
 from dpdist.errors import DataError, ResumableError
+from dpdist.naming import step
 from dpdist.storage.store import MOST_AT_ONCE, Store
 
 Array: TypeAlias = "zarr.Array[Any]"  # text: before 3.1.4 it takes no type at run time
@@ -54,12 +55,21 @@ def set_attributes(store: Store, noun: str, agreed: Callable[[dict[str, object]]
 
 
 def require_format(store: Store, expected: str, otherwise: str) -> dict[str, Any]:
-    """Return the attributes of a store, which must have the expected format."""
+    """Return the attributes of a store, which must have the expected format; ``otherwise`` is for one not made yet."""
     attributes = attributes_of(store)
-    if attributes is None:
+    if attributes is None and not store.exists():
         raise DataError(otherwise)
+    if attributes is None:  # the cure must not name it as an output: it may be the only copy of a table
+        raise DataError(
+            f"{store} holds no rows, release or model of dpdist, or it is damaged. If it is your own table, copy its "
+            f"rows with {step('ingest', store, 'ROWS', budget_epsilon='E', budget_delta='D')}, and use ROWS in its "
+            "place. Otherwise restore it from a copy."
+        )
     if attributes.get("format") != expected:
-        raise DataError(f"{store} has format {attributes.get('format')!r}, not {expected!r}. {otherwise}")
+        raise DataError(
+            f"{store} has format {attributes.get('format')!r}, not {expected!r}. Pass another path, or use the version "
+            "of dpdist that wrote it."
+        )
     return attributes
 
 

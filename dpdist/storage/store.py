@@ -37,7 +37,7 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from dpdist._util.paths import AnyPath, is_address, local, read_plain, read_plain_range
+from dpdist._util.paths import AnyPath, is_address, local, read_plain, read_plain_range, text_of
 from dpdist._util.text import random_token
 from dpdist.errors import DataError, ResumableError, UsageError
 from dpdist.naming import step
@@ -235,13 +235,13 @@ def store_at(location: AnyStore) -> Store:
     'rows.zarr/2026-01-05.zarr'
     """
     if not isinstance(location, str | os.PathLike):
-        if hasattr(location, "for_zarr"):
+        if hasattr(type(location), "for_zarr"):
             return location
         raise UsageError(
             f"A path or an address is needed, not a value of type {type(location).__name__}. Ingest rows of Dask, "
             f"xarray, pandas or NumPy first ({step('ingest')}), or pass them to an estimator."
         )
-    text = os.fspath(location)
+    text = text_of(location)
     scheme = text.partition("://")[0].lower() if is_address(text) else ""
     return SCHEMES[scheme](text) if scheme in SCHEMES else FolderStore(local(text))
 

@@ -86,7 +86,7 @@ def test_a_ledger_or_a_budget_that_cannot_be_is_refused_and_writes_nothing(witho
     for code, words, command in (
         (2, "--budget-epsilon", (*CREATE, "--budget-delta", "1e-6")),
         (4, "Epsilon", (*CREATE, "--budget-epsilon", "0")),
-        (4, "no usable rows", (*CREATE, "--rows", "nothing.zarr", "--budget-epsilon", "1")),
+        (4, "There are no rows at", (*CREATE, "--rows", "nothing.zarr", "--budget-epsilon", "1")),
         (4, "does not exist", ("ledger", "create", "ledgers/new.ledger", "--rows", "rows.zarr")),
         (4, "only record of the budget", ("ledger", "create", "other.ledger", "--rows", "rows.zarr")),
         (2, "--budget-pure", (*new, *PARTS, "--budget-pure", "2.1")),

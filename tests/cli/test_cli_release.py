@@ -34,7 +34,10 @@ def test_a_release_tells_its_guarantee_and_is_charged_once(here: Path, call: Cal
 
 def test_an_option_takes_both_spellings_but_not_at_once(here: Path, call: Call) -> None:
     said = call("release", "rows.zarr", "r.zarr", *LOSS, "--centre", "private", "--center=none")
-    assert (said.code, said.message) == (2, "dpdist: --centre and --center are the same option. Use one of them.")
+    assert (said.code, said.message) == (
+        2,
+        "dpdist: --centre or --center is given twice, and takes one value. Give it once.",
+    )
     assert_nothing_spent(here)
     first = call("release", "rows.zarr", "release.zarr", *LOSS, "--center", "private", "--json")
     again = call("release", "rows.zarr", "release.zarr", *LOSS, "--centre", "private", "--json")

@@ -206,7 +206,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_charged(
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (np.array([["a", "7.125"], ["2", "3"]]), "numeric"),
+        (np.array([["a", "7.125"], ["2", "3"]]), "not a number"),
         (np.array([["a", 7.125], [2, 3]], dtype=object), r"not a number\..*dpdist\.Schema"),
         (np.array([7.125, 1]), "Reshape your data"),
         (np.array([[7.125 + 1j, 1]]), "Complex data not supported"),
@@ -220,7 +220,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_charged(
         (xr.Dataset({"a": (("x", "y"), np.ones((2, 2))), "b": ("y", [1, 7.125])}), "different first dimensions"),
         (xr.Dataset({"a": ("x", ["b", "7.125"])}), "convert or drop"),
         (anndata.AnnData(obs=pd.DataFrame(index=["a"])), "without a matrix"),
-        ("nowhere.zarr", "no usable rows"),
+        ("nowhere.zarr", "no rows at nowhere.zarr"),
     ],
 )  # fmt: skip
 def test_an_x_that_is_no_table_of_numbers_is_refused_without_a_word_of_its_content(

@@ -21,7 +21,7 @@ import zarr
 import dpdist
 from dpdist import Column, PrivateCovariance, PrivatePCA, PrivateRidge, Schema, ingest_rows
 from dpdist.errors import DataError, UsageError
-from dpdist.estimators.inputs import RowsError
+from dpdist.estimators.checked import RowsError
 
 SECRET = 73519
 VALUES = np.random.default_rng(0).integers(0, 50, (4000, 3))

@@ -18,10 +18,10 @@ import numpy as np
 
 from dpdist.errors import DataError
 from dpdist.ingest.readers.base import PIECE, STORED, Places, Rows, attempt_each, attempted, bounded, required
-from dpdist.ingest.readers.chunked import Chunked, Layout, chunk_bytes, only, require_chunks
+from dpdist.ingest.readers.chunked import Chunked, Layout, absent_in_hdf5, chunk_bytes, only, require_chunks
 from dpdist.ingest.readers.hdf5 import contained
 from dpdist.ingest.readers.source import Fragment, Head, neighbours, transposed, width_for
-from dpdist.ingest.readers.zarr_store import holds_values, opened, require_foreign
+from dpdist.ingest.readers.zarr_store import absent_chunks, holds_values, opened, require_foreign
 from dpdist.rows.encoding import MISSING_WORDS
 from dpdist.rows.units import named_units
 
@@ -44,6 +44,10 @@ class AnnData(Chunked):
     @abstractmethod
     def _is_stored(self, array: Any, path: str) -> bool:
         """Whether any value of an array is stored."""
+
+    @abstractmethod
+    def _absent(self, array: Any, path: str) -> str | None:
+        """Say how many chunks of an array are not stored; None if all are."""
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
@@ -80,7 +84,8 @@ class AnnData(Chunked):
             if self._kind == "dense":
                 chunks = matrix.chunks or (1,) * len(shape)
                 stored = self._is_stored(matrix, self._matrix_path)
-                return Layout(shape, matrix.dtype, tuple(map(min, chunks, shape)), stored)
+                absent = self._absent(matrix, self._matrix_path)
+                return Layout(shape, matrix.dtype, tuple(map(min, chunks, shape)), stored, absent=absent)
             parts = {name: matrix[name] for name in _PARTS}
             for array in parts.values():
                 require_chunks(self.path, chunk_bytes(array))
@@ -227,6 +232,9 @@ class H5ad(AnnData):
     def _root(self) -> AbstractContextManager[Any]:
         return contained(self.path, required("h5py", "anndata", ".h5ad files"))
 
+    def _absent(self, array: Any, path: str) -> str | None:  # noqa: ARG002 - HDF5 needs no path
+        return absent_in_hdf5(array)
+
     def _is_stored(self, array: Any, path: str) -> bool:  # noqa: ARG002 - HDF5 needs no path
         return int(array.id.get_storage_size()) > 0
 
@@ -242,6 +250,9 @@ class AnnDataStore(AnnData):
         path = super()._matrix_path
         require_foreign(self.path, path)
         return path
+
+    def _absent(self, array: Any, path: str) -> str | None:
+        return absent_chunks(self.path, path, array)
 
     def _is_stored(self, array: Any, path: str) -> bool:  # noqa: ARG002 - the path suffices
         return holds_values(self.path, path)

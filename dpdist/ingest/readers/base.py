@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import gc
 import io
+import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -32,8 +33,10 @@ Rows = npt.NDArray[np.number]
 Places = tuple[int, ...]  # indices of columns in a file
 progressed: Callable[[], object] = bool
 """Called for each block: a sign of life from a reader in another process (:mod:`.isolated`)."""
-UNNAMED = frozenset({"", "Unnamed: 0", "__index_level_0__"})
-"""Names that pandas gives an unnamed index: in CSV, in CSV written again, and in Parquet."""
+_SIGNS = re.compile(r"[\s_.:#-]+")
+_COUNTER = re.compile(
+    r"|(unnamed|indexlevel|level)\d+|index\d?|idx|rows?|row(id|idx|index|no|nr|num|number|names?)|s(l|r)?no"
+)
 PIECE = 8 << 20  # bytes of a block, about
 STORED = {"bool": "uint8", "float16": "float32"} | {name: name for name in DTYPES}
 """Stored type by type of the values."""
@@ -275,6 +278,15 @@ def bounded(path: object, batches: Iterable[Sequence[str]]) -> tuple[str, ...]:
         if size > MOST_LABELS:
             raise DataError(f"{path} has column names of more than {MOST_LABELS >> 20} MiB. Shorten them.")
     return tuple(names)
+
+
+def counts_rows(name: str) -> bool:
+    """Return whether a column has a name that pandas, polars, R or a database gives to a count of the rows.
+
+    >>> [name for name in ("", "Unnamed: 0.1", "index", "level_0", "row_nr", "...1", "age") if counts_rows(name)]
+    ['', 'Unnamed: 0.1', 'index', 'level_0', 'row_nr', '...1']
+    """
+    return name.startswith("...") or _COUNTER.fullmatch(_SIGNS.sub("", name.lower())) is not None
 
 
 def numbered(columns: int) -> tuple[str, ...]:

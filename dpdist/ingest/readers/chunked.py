@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dpdist._util.text import listed
+from dpdist._util.text import counted, listed
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.readers.base import (
     BEYOND,
@@ -75,6 +75,21 @@ class Meaning(NamedTuple):
         return values if self.scale is None else values.astype(np.float64) * self.scale + self.offset
 
 
+def absent_in_hdf5(dataset: Any) -> str | None:
+    """Say how many chunks of an HDF5 dataset are not stored; None if all are."""
+    if dataset.chunks is None:
+        return None
+    count = math.prod(-(-n // length) for n, length in zip(dataset.shape, dataset.chunks, strict=True))
+    return absence(count, dataset.id.get_num_chunks(), dataset.fillvalue)
+
+
+def absence(count: int, stored: int, fill: object) -> str | None:
+    """Say that some of the chunks of an array are not stored; None if all are."""
+    if stored >= count:
+        return None
+    return f"{count - stored} of {counted(count, 'chunk')} are not stored, and their cells count as {fill}."
+
+
 class Layout(NamedTuple):
     """Shape, type and chunks of an array, the dimension of the rows first; chunks of 1 if there are none."""
 
@@ -88,6 +103,7 @@ class Layout(NamedTuple):
     rounded: bool = False  # 64-bit whole numbers are read as floats
     name: str = ""  # of the variable
     units: str = ""  # unit of measurement
+    absent: str | None = None  # how many chunks are not stored, and what their cells count as
 
     @property
     def columns(self) -> int:
@@ -174,6 +190,7 @@ class Chunked(Source):
         return Head(
             names or numbered(layout.columns), shape[0], "float64" if packed else layout.dtype.name, guess=guess,
             labels=labels, samples=samples, numbered=any(map(self._only_counts, samples)),
+            absent=layout.absent and f"{self.path}: {layout.absent} If they were lost, restore them and ingest again.",
             meaning=meaning.hexdigest() if layout.name or dims else "",  # else like a NumPy file
         )  # fmt: skip
 

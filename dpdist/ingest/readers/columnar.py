@@ -30,7 +30,6 @@ from dpdist.ingest.readers.base import (
     EXACT,
     PIECE,
     STORED,
-    UNNAMED,
     NoRowsError,
     Places,
     Rows,
@@ -38,6 +37,7 @@ from dpdist.ingest.readers.base import (
     attempt_each,
     attempted,
     changed,
+    counts_rows,
     meant_by_schema,
     no_numbers,
     require_exact,
@@ -125,7 +125,7 @@ class Columnar(Tabular):
         schema = self._schema
         added = [key for key, _ in self.keys if key not in schema.names]
         pandas_indexes = (schema.pandas_metadata or {}).get("index_columns", ())
-        indexes = tuple(index for index, name in enumerate(schema.names) if name in UNNAMED or name in pandas_indexes)
+        indexes = tuple(index for index, name in enumerate(schema.names) if counts_rows(name) or name in pandas_indexes)
         kinds = (*schema.types, *(pa.string() for _ in added))
         return Head((*schema.names, *added), self._rows, kinds=kinds, indexes=indexes)
 

@@ -13,7 +13,18 @@ import numpy as np
 
 from dpdist.errors import DataError
 from dpdist.ingest.readers.base import attempted, required
-from dpdist.ingest.readers.chunked import GAPS, Chunked, Layout, Meaning, batched, bounds_in, facts_of, only, units_of
+from dpdist.ingest.readers.chunked import (
+    GAPS,
+    Chunked,
+    Layout,
+    Meaning,
+    absent_in_hdf5,
+    batched,
+    bounds_in,
+    facts_of,
+    only,
+    units_of,
+)
 from dpdist.ingest.readers.hdf5 import contained, require_few_attributes, strings
 from dpdist.naming import parameter
 
@@ -170,6 +181,7 @@ class NetCdf(Chunked):
             return Layout(
                 array.shape, array.dtype, chunks, self._is_stored(), tuple(map(str, array.dims)),
                 meaning=meaning_of(array), rounded=rounded, name=self._name, units=units_of(array.attrs),
+                absent=self._absent(),
             )  # fmt: skip
 
     def _is_stored(self) -> bool:
@@ -178,6 +190,12 @@ class NetCdf(Chunked):
             return True
         with _h5py().File(self.path, "r") as file:
             return int(file[self._name].id.get_storage_size()) > 0
+
+    def _absent(self) -> str | None:
+        if self._classic:
+            return None
+        with _h5py().File(self.path, "r") as file:
+            return absent_in_hdf5(file[self._name])
 
     def _beside(self, dimension: str) -> Sequence[str]:
         with self._variables() as (variables, _):

@@ -56,6 +56,7 @@ class Head(NamedTuple):
     kinds: tuple[Any, ...] | None = None  # Arrow types of the columns; None for text and arrays
     indexes: Places = ()  # columns that may be an index: unnamed, or marked by pandas
     guess: str | None = None  # message about a guess
+    absent: str | None = None  # message about chunks that are not stored
     labels: tuple[str, ...] = ()  # row labels that may form a privacy unit, such as obs/donor
     samples: tuple[str, ...] = ()  # the labels that name the sample of a row
     numbered: bool = False  # whether these only count the rows: those of other files may have the same

@@ -33,13 +33,13 @@ from dpdist.ingest.readers.base import (
     CURE,
     EXACT,
     PIECE,
-    UNNAMED,
     ChoiceRequiredError,
     NoRowsError,
     Places,
     Rows,
     UncutError,
     attempt,
+    counts_rows,
     meant_by_schema,
     no_numbers,
     numbered,
@@ -216,7 +216,7 @@ class Csv(Tabular):
                 f"{self.path}: the first line is read as the names of the columns ({parameter('header', 'yes')}), "
                 f"not as a row ({parameter('header', 'no')})."
             )
-        return Head(names, indexes=tuple(index for index, cell in enumerate(cells) if cell in UNNAMED), guess=guess)
+        return Head(names, indexes=tuple(index for index, cell in enumerate(cells) if counts_rows(cell)), guess=guess)
 
     @cached_property
     def _flags(self) -> frozenset[int]:

@@ -29,6 +29,7 @@ from dpdist.ingest.readers.chunked import (
     Chunked,
     Layout,
     Meaning,
+    absence,
     batched,
     bounds_in,
     chunk_bytes,
@@ -159,8 +160,19 @@ def _own_store_error(path: Any) -> RefusedError:
     )
 
 
+def absent_chunks(path: Any, array_path: str, array: Any) -> str | None:
+    """Say how many chunks or shards of an array are not stored, as after a copy that broke off; None if none."""
+    stored = array.shards or array.chunks
+    count = math.prod(-(-n // length) for n, length in zip(array.shape, stored, strict=True))
+    return absence(count, sum(1 for _ in _stored_chunks(path, array_path)), array.fill_value)
+
+
 def holds_values(path: Any, array_path: str = "") -> bool:
     """Whether any chunk of an array exists."""
+    return any(_stored_chunks(path, array_path))
+
+
+def _stored_chunks(path: Any, array_path: str) -> Iterator[bool]:
     for name in array_path.split("/") if array_path else ():
         path = path / name
     entries = [path]
@@ -171,8 +183,7 @@ def holds_values(path: Any, array_path: str = "") -> bool:
             if entry.is_dir():
                 entries.append(entry)
             elif entry.name not in _METADATA:
-                return True
-    return False
+                yield True
 
 
 def _meaning(path: Any, array: Any) -> Meaning | None:
@@ -276,6 +287,7 @@ class Store(Chunked):
                 array.shape, array.dtype, tuple(map(min, array.chunks, array.shape)),
                 holds_values(self.path, self._array_path or ""), self._dims(array),
                 meaning=_meaning(self.path, array), name=self._array_path or "", units=units_of(array.attrs),
+                absent=absent_chunks(self.path, self._array_path or "", array),
             )  # fmt: skip
 
     @attempted
