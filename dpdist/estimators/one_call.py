@@ -163,24 +163,29 @@ def _in_memory(table: Any, schema: Any, owner: Owner) -> Any:
         return frame
     if not frame.columns.is_unique:
         raise DataError("The table has several columns of one name. Rename them.")
-    if schema is not None:
+    if schema is None:
+        schema = _decided(frame, owner, lazy=lazy)
+    else:
         schema = schema if isinstance(schema, Schema) else Schema.read(schema)
         if schema.unit is None:
             require_owner("The table", [str(name) for name in frame.columns], owner, schema)
-    else:
-        kinds, found, mixed = types_of(frame), TextColumns(), set()
-        for name in (name for name, kind in kinds.items() if is_text(kind)):
-            try:
-                if lazy:  # no cell is read before the rows are summed
-                    mixed.add(name)
-                else:
-                    found.add(name, columns_of(frame, [name])[name])
-            except UnfitError:
-                mixed.add(name)
-        schema = schema_of_numbers(
-            "The table", list(kinds), list(kinds.values()), found.unclear | mixed, set(filter(counts_rows, kinds)),
-            owner, None, named=False,
-        )  # fmt: skip
     if lazy:  # its _meta is an empty DataFrame
         return frame.map_partitions(schema.transform, meta=schema.transform(frame._meta))  # noqa: SLF001
     return schema.transform(frame)
+
+
+def _decided(frame: Any, owner: Owner, *, lazy: bool) -> Schema:
+    """Return the schema of a DataFrame of numbers; no cell of a lazy one is read before the rows are summed."""
+    kinds, found, mixed = types_of(frame), TextColumns(), set[str]()
+    for name in (name for name, kind in kinds.items() if is_text(kind)):
+        try:
+            if lazy:
+                mixed.add(name)
+            else:
+                found.add(name, columns_of(frame, [name])[name])
+        except UnfitError:
+            mixed.add(name)
+    return schema_of_numbers(
+        "The table", list(kinds), list(kinds.values()), found.unclear | mixed, set(filter(counts_rows, kinds)), owner,
+        None, named=False,
+    )  # fmt: skip
