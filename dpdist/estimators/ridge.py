@@ -24,7 +24,7 @@ from dpdist.estimators import fit as fits
 from dpdist.estimators.base import Matrix, PrivateEstimator, Shared, with_shared_parameters
 from dpdist.estimators.checked import RowsError
 from dpdist.estimators.inputs import Rows, rows_at, rows_in_memory, set_columns, user_names
-from dpdist.estimators.targets import Targets, require_same_rows, targets_of
+from dpdist.estimators.targets import Targets, require_same_labels, require_same_rows, targets_of
 from dpdist.ingest.registered import open_rows
 from dpdist.naming import ESTIMATORS, naming
 from dpdist.privacy.guarantee import Neighbours
@@ -219,6 +219,7 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
             _regularisation(self.ridge, self.n_components)
             if (path := rows_at(X)) is None:
                 targets = targets_of(y, self)
+                require_same_labels(X, y)
                 join = partial(self._joined, targets)
                 release = fits.released(self, X, fits.require_matrix, targets=targets.names, join=join)
                 target: Names = targets.names[0] if targets.flat else targets.names
@@ -279,6 +280,7 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
         """
         check_is_fitted(self, "coef_")
         targets = targets_of(y, self)
+        require_same_labels(X, y)
         if len(targets.names) != self.target_names_.size:
             raise RowsError(f"y has {counted(len(targets.names), 'column')}, and the fit {self.target_names_.size}.")
         from sklearn.metrics import r2_score  # noqa: PLC0415 - slow to import, rarely used

@@ -65,11 +65,11 @@ def require_format(store: Store, expected: str, otherwise: str) -> dict[str, Any
             f"rows with {step('ingest', store, 'ROWS', budget_epsilon='E', budget_delta='D')}, and use ROWS in its "
             "place. Otherwise restore it from a copy."
         )
-    if attributes.get("format") != expected:
-        raise DataError(
-            f"{store} has format {attributes.get('format')!r}, not {expected!r}. Pass another path, or use the version "
-            "of dpdist that wrote it."
-        )
+    found = attributes.get("format")
+    if found != expected:
+        alike = str(found).partition("/")[0] == expected.partition("/")[0]
+        cure = "Use the version of dpdist that wrote it." if alike else "Pass a path of that format."
+        raise DataError(f"{store} has format {found!r}, not {expected!r}. {cure}")
     return attributes
 
 

@@ -11,11 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zarr
 from support.cli_scene import WHERE, Call
 from support.folders import ROOT
 
 from dpdist._util.text import NEXT, fitted
 from dpdist.cli.output import Bars
+from dpdist.errors import DataError
+from dpdist.estimators import PrivatePCA
 from dpdist.mechanisms.registry import MECHANISMS
 from dpdist.pipeline.budget import ingest_rows
 from dpdist.pipeline.components import fit_components, project_rows
@@ -143,3 +146,70 @@ def test_what_the_page_says_installs_completion_for_bash(tmp_path: Path) -> None
         ["bash", "-c", commands + PRESS], env=environment, capture_output=True, text=True, check=True, timeout=60
     )
     assert said.stdout.splitlines() == ["project", "add-remove"], said.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_cannot_be_written_is_said_and_work_does_not_depend_on_messages(
+    tmp_path: Path, unbuffered: str
+) -> None:
+    def run(*arguments: str, out: int, err: int) -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "dpdist", *arguments], cwd=tmp_path, stdout=out, stderr=err, text=True, check=False,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )  # fmt: skip
+        return done.returncode, done.stderr or ""
+
+    forecast = ("forecast", "--d", "10", "--n", "10000", "--epsilon", "1")
+    with Path("/dev/full").open("w") as full:
+        for command in (
+            forecast,
+            (*forecast, "--json"),
+            ("mechanisms",),
+            ("--help",),
+            ("demo", "--help"),
+            ("--version",),
+        ):
+            code, said = run(*command, out=full.fileno(), err=subprocess.PIPE)
+            assert (code, said.count("\n")) == (4, 1), said
+            assert said.startswith("dpdist: Standard output cannot be written: No space left on device.")
+        assert run("forecast", "--json", "--d", "x", out=full.fileno(), err=subprocess.PIPE)[0] == 2
+        assert run(*forecast, out=subprocess.DEVNULL, err=full.fileno())[0] == 0
+        assert run("forecast", "--d", "x", out=subprocess.DEVNULL, err=full.fileno())[0] == 2
+
+
+def test_an_option_is_given_once(call: Call) -> None:
+    for command, name in (
+        (("ingest", "a.csv", "r.zarr", "--columns", "a,b", "--columns=b,c"), "--columns"),
+        (("forecast", "--n", "10", "--epsilon", "1", "--n", "20"), "--n"),
+        (("ledger", "create", "a.ledger", "--rows", "a", "--rows", "b"), "--rows"),
+        (("release", "a.zarr", "b.zarr", "--epsilon", "1", "--epsilon", "2"), "--epsilon"),
+    ):
+        said = call(*command)
+        assert (said.code, f"{name} is given twice" in said.message) == (2, True)
+
+
+def test_no_message_names_a_table_of_the_user_as_an_output(tmp_path: Path, call: Call) -> None:
+    (tmp_path / "customers.csv").write_text("a,b\n1,2\n3,4\n")
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "a.csv").write_text("a,b\n1,2\n")
+    zarr.create_array(tmp_path / "plain.zarr", data=np.eye(9, 3))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for own in ("customers.csv", "parts", "plain.zarr"):
+        table = str(tmp_path / own)
+        for command in (
+            ("release", table, "out.zarr", "--epsilon", "1", "--delta", "1e-6"), ("bound", table, "--epsilon", "1"),
+            ("pca", table, "m.zarr", "--components", "1"), ("project", table, "m.zarr", "s.zarr"),
+            ("report", table, "o.html"), ("regress", table, "--target", "a"), ("combine", "sum.zarr", table),
+            ("forecast", table, "--epsilon", "1"), ("inspect", table),
+        ):  # fmt: skip
+            if command[0] == "release" and own == "customers.csv":
+                continue  # it is read
+            said = call(*command).message
+            assert f"dpdist ingest {table} ROWS" in said
+            assert said.count(table) == 2
+        with pytest.raises(DataError, match=r"ingest_rows.*ROWS"):
+            PrivatePCA(1, epsilon=1, delta=1e-6, clip=1).fit(table)
+        for target in (("schema", str(tmp_path / "customers.csv"), table, "--header", "yes"),
+                       ("ingest", str(tmp_path / "parts"), table), ("report", table, table)):  # fmt: skip
+            assert call(*target).code in {2, 4}
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}

@@ -179,3 +179,13 @@ def test_columns_of_an_array_with_labels_are_those_of_the_fit_in_their_order() -
     scores = fitted.transform(field)
     with pytest.raises(RowsError, match="another order than the components"):
         fitted.inverse_transform(scores.isel(component=[1, 0]))
+
+
+def test_targets_have_the_labels_of_the_rows_in_their_order() -> None:
+    x = frame(7)
+    asked: dict[str, Any] = {"epsilon": 9, "delta": 1e-6, "clip": 9}
+    y = x.a + x.b
+    for other in (y[::-1], y.set_axis(range(1, len(y) + 1))):
+        with pytest.raises(RowsError, match=r"y\.loc\[X\.index\]"):
+            dpdist.PrivateRidge(**asked).fit(x, other.rename("y"))
+    assert dpdist.PrivateRidge(**asked).fit(x[::-1], y[::-1].rename("y")).coef_.shape == (3,)

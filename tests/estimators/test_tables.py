@@ -128,9 +128,9 @@ ASKED: dict[str, tuple[Callable[[], Any], str]] = {
     "a filtered index in Arrow": (lambda: pa.Table.from_pandas(INDEXED), "is a pandas index"),
     "an index that has a name": (lambda: pa.Table.from_pandas(INDEXED.rename_axis("id")), "'id' of the table is a"),
     "an index without metadata": (
-        lambda: pl.from_pandas(INDEXED.reset_index(names="__index_level_0__")), "name of an unnamed index",
+        lambda: pl.from_pandas(INDEXED.reset_index(names="__index_level_0__")), "name of an index or a count",
     ),
-    "an index read from CSV": (lambda: INDEXED.reset_index(names="Unnamed: 0"), "'Unnamed: 0' of X has the name of"),
+    "an index read from CSV": (lambda: INDEXED.reset_index(names="Unnamed: 0"), "count of the rows: 'Unnamed: 0'"),
     "wide integers": (lambda: pd.DataFrame({"a": [WIDE, 4], "b": [1.5, 2]}), r"column 'a': .* beyond 2\^53"),
     "wide nullable integers": (
         lambda: pd.DataFrame({"a": pd.array([WIDE, 4], "Int64"), "b": [1.5, 2]}), r"beyond 2\^53",

@@ -15,8 +15,10 @@ from support.cli_scene import Call
 from support.ingest_scene import refused, stored
 
 from dpdist.errors import DataError, UsageError
+from dpdist.estimators import PrivatePCA
 from dpdist.ingest.readers.base import Choices
 from dpdist.ingest.write import ingest
+from dpdist.pipeline.budget import ingest_rows
 from dpdist.release.parse import columns_from
 from dpdist.rows.columns import Column
 from dpdist.rows.schema import Schema
@@ -110,7 +112,7 @@ def test_an_index_is_asked_for(tmp_path: Path, kind: str, name: str) -> None:
         frame.to_csv(path)
         if kind == "twice.csv":
             pd.read_csv(path).to_csv(path, index=False)
-    message = refused(path, repr(name), "would be summed like a measurement", "keeps it as a column)")
+    message = refused(path, repr(name), "would be summed like a measurement", "keeps it)")
     for number, (typed, columns) in enumerate(zip(re.findall(r"--columns (.*?) \(", message), (2, 3), strict=True)):
         names = columns_from(shlex.split(typed)[0])
         assert ingest(path, tmp_path / f"{number}.zarr", columns=names).columns == columns
@@ -212,3 +214,19 @@ def test_text_over_several_lines_is_one_cell(tmp_path: Path, monkeypatch: pytest
     path = tmp_path / "t.csv"
     path.write_text('a,note,b\n1,"two\nlines",3\n5,"say ""yes""\r\n,",6\n')
     assert stored(ingest(path, tmp_path / "rows.zarr", columns=["a", "b"]).path).tolist() == [[1, 3], [5, 6]]
+
+
+@pytest.mark.parametrize(
+    "name", ["index", "Unnamed: 0.1", "level_0", "rowid", "row_nr", "row_number", "rownames", "...1"]
+)
+def test_a_count_of_the_rows_of_any_usual_name_is_asked_for_and_no_advice_keeps_another(
+    tmp_path: Path, name: str
+) -> None:
+    frame = pd.DataFrame({name: [0, 1, 2], "Unnamed: 0": [0, 2, 4], "age": [30, 40, 50], "height": [1.5, 1.6, 1.8]})
+    for kind, write in (("csv", frame.to_csv), ("parquet", frame.to_parquet)):
+        write(tmp_path / f"t.{kind}", index=False)
+        message = refused(tmp_path / f"t.{kind}", repr(name), "'Unnamed: 0'", "--columns age,height (leaves them out)")
+        assert "keeps them" in message
+    for use in (PrivatePCA(1, epsilon=1, delta=1e-6, clip=9).fit, lambda x: ingest_rows(x, tmp_path / "no.zarr")):
+        with pytest.raises(DataError, match=re.escape(repr(name))):
+            use(frame)

@@ -413,3 +413,29 @@ def test_names_and_arrays_of_an_npz(tmp_path: Path) -> None:
     np.savez(path, X=rows, Z=np.ones((3, 4)), feature_names=np.array(["a", "b"]))
     assert rows_of(path).tolist() == rows.tolist()
     assert ingest(path, tmp_path / "z.zarr", choices=Choices("Z")).names == ("c0", "c1", "c2", "c3")
+
+
+def test_chunks_that_are_not_stored_are_counted_aloud(tmp_path: Path) -> None:
+    said: list[str] = []
+    values = np.arange(1.0, 25).reshape(6, 4)
+    for number, lost in enumerate((False, True)):
+        path = tmp_path / f"{number}.zarr"
+        zarr.create_array(path, data=values, chunks=(3, 2), config={"write_empty_chunks": True})
+        if lost:
+            (path / "c" / "1" / "1").unlink()
+        ingest_rows(path, tmp_path / f"rows{number}.zarr", say=said.append)
+    with h5py.File(tmp_path / "t.nc", "w") as file:
+        made = file.create_dataset("x", (6, 4), chunks=(3, 2), dtype="f8")
+        made[:3] = values[:3]
+    ingest_rows(tmp_path / "t.nc", tmp_path / "rows2.zarr", say=said.append)
+    told = [text for text in said if "not stored" in text]
+    assert ["1 of 4 chunks" in told[0], "2 of 4 chunks" in told[1], len(told)] == [True, True, 2]
+
+
+@pytest.mark.parametrize("inside", ["", "base_0000005", "delta_0000006_0000006", "base_0000005/bucket_00000.parquet"])
+def test_no_part_of_a_transactional_table_is_taken_for_the_table(tmp_path: Path, inside: str) -> None:
+    for folder in ("base_0000005", "delta_0000006_0000006", "delete_delta_0000007_0000007_0000"):
+        (tmp_path / "t" / folder).mkdir(parents=True)
+        pd.DataFrame({"a": [1, 2], "b": [3, 4]}).to_parquet(tmp_path / "t" / folder / "bucket_00000.parquet")
+    with pytest.raises(DataError, match="transactional table of Hive"):
+        ingest_rows(tmp_path / "t" / inside, tmp_path / "rows.zarr")

@@ -393,7 +393,7 @@ def test_other_contents_are_not_replaced_and_damage_is_found(make: Make, tmp_pat
     with pytest.raises(DataError, match="damaged"):
         dpdist.open_matrix(tmp_path / "out")
     assert np.array_equal(make("again").matrix, found.matrix)
-    with pytest.raises(DataError, match="not a released matrix"):
+    with pytest.raises(DataError, match="holds no rows, release or model"):
         dpdist.open_matrix(tmp_path / "people.ledger")
 
 
