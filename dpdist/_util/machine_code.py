@@ -120,7 +120,7 @@ def _private(folder: Path) -> Path:
         raise PermissionError(f"{folder} is not private")
     for parent in folder.parents:  # who may rename a folder can put another in its place
         status = parent.stat()
-        shared = status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX
+        shared = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
         if status.st_uid not in {0, user} or shared:
             raise PermissionError(f"{parent} belongs to others")
     return folder

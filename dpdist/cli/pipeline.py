@@ -123,9 +123,10 @@ def _table_message(rows: AnyStore, table: RowsTable, remark: str) -> str:
 def schema_command(source: SourceLocation, draft: Path | None, ingest_options: IngestOptions, as_json: bool) -> None:
     """Write DRAFT, a schema of SOURCE in TOML for you to complete, or print it.
 
-    SOURCE is .csv, .csv.gz, .parquet, .arrow or .feather, or a folder of these. The draft contains column names and
-    stored types. It uses no values, so a .csv needs --header to say whether its first line names the columns. Fill in
-    the blank ranges and categories from public knowledge, never from the data. An existing file is not replaced.
+    SOURCE is .csv, .csv.gz, .parquet, .arrow or .feather, or a folder of these. The draft contains column names
+    only, and no value or stored type, so a .csv needs --header to say whether its first line names the columns. Correct
+    the kinds, and fill in ranges and categories, from public knowledge, never from the data. An existing file is not
+    replaced.
     """
     from dpdist.pipeline.sources import draft_schema  # noqa: PLC0415 - its readers are slow to import
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from dpdist._util.frames import as_frame, is_a, require_table
 from dpdist._util.paths import text_of
-from dpdist._util.text import counted
+from dpdist._util.text import counted, listed
 from dpdist.errors import DataError, UsageError
 from dpdist.estimators.fit import request_of
 from dpdist.estimators.inputs import rows_of
@@ -133,7 +133,7 @@ def private_pca(
         estimator = PrivatePCA(n_components, correlation=correlation, epsilon=epsilon, delta=delta, **parameters)
         data = _in_memory(table, schema, owner)
         found = rows_of(estimator, data, fitting=True)
-        size = counted(found.columns, "column")
+        size = counted(found.columns, "column") + _without(table, found.column_names)
         if found.known_rows is not None and neighbours_of(estimator.neighbours) is Neighbours.REPLACE_ONE:
             size = f"{counted(found.known_rows, 'row')} of {size}"  # else the number of rows is private
         say(
@@ -172,6 +172,13 @@ def _in_memory(table: Any, schema: Any, owner: Owner) -> Any:
     if lazy:  # its _meta is an empty DataFrame
         return frame.map_partitions(schema.transform, meta=schema.transform(frame._meta))  # noqa: SLF001
     return schema.transform(frame)
+
+
+def _without(table: Any, kept: Sequence[str]) -> str:
+    """Return which columns of a DataFrame are left out, as the end of a phrase."""
+    columns = table.columns if is_a(table, "pandas", "DataFrame") else ()
+    left_out = [str(name) for name in columns if not any(str(name) in {k, k.partition("=")[0]} for k in kept)]
+    return f", without {listed(left_out)}" if left_out else ""
 
 
 def _decided(frame: Any, owner: Owner, *, lazy: bool) -> Schema:

@@ -27,6 +27,7 @@ from dpdist.estimators.inputs import Rows, rows_at, rows_in_memory, set_columns,
 from dpdist.estimators.targets import Targets, require_same_labels, require_same_rows, targets_of
 from dpdist.ingest.registered import open_rows
 from dpdist.naming import ESTIMATORS, naming
+from dpdist.pca.bias import clipped_rows
 from dpdist.privacy.guarantee import Neighbours
 from dpdist.release.advice import weightless
 from dpdist.release.artefact import Release
@@ -301,6 +302,8 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
         facts = super()._facts()
         if hasattr(self, "coef_"):
             facts |= {"targets": ", ".join(map(str, self.target_names_)), "R²": np.round(self.r2_, 3)}
+            facts |= {"rows": f"All is {clipped_rows(self.release_).describe()}."}
+            facts |= {} if self.shrinkage_ is None else {"shrinkage": np.round(self.shrinkage_, 2)}
         return facts
 
     def _joined(self, targets: Targets, rows: Rows) -> Rows:

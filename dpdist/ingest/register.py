@@ -88,14 +88,13 @@ def survey(source: SourceLocation, target: Store, request: RegisterRequest) -> C
                 source, sources, None, lambda job, units: [job(sources.opener, unit, bool) for unit in units],
                 sizes=[size_of(entry) for entry in sources.entries],
             )  # fmt: skip
-            require_unique_samples(sources, result.filled)
-            return _cut(sources, result)
+            return _cut(sources, result, named=require_unique_samples(sources, result.filled))
     except ChoiceRequiredError as error:
         question = f"{error.asked(source, target)} Rows in place have all columns of their source."
     raise DataError(question)
 
 
-def _cut(sources: Sources, result: SourceSurvey) -> ChunkPlan:
+def _cut(sources: Sources, result: SourceSurvey, *, named: bool) -> ChunkPlan:
     parts, memory, count = [], 0, 0
     rows = dict.fromkeys(result.filled, 0)
     for fragment in result.parts:
@@ -120,7 +119,6 @@ def _cut(sources: Sources, result: SourceSurvey) -> ChunkPlan:
         memory = max(memory, cut.memory)
     files = [sources.entries[source] for source in rows]
     entries = [SourceEntry(_text_of(location_of(file.location)), file.keys) for file in files]
-    named = bool(result.head.samples) and not result.head.numbered
     return ChunkPlan(result.names, result.dtype.name, entries, np.concatenate(parts), memory, named, result.head.asked)
 
 

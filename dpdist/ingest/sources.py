@@ -19,7 +19,7 @@ from dpdist.errors import DataError, DpdistError, UsageError
 from dpdist.ingest.other_kinds import START, refusal
 from dpdist.ingest.readers import isolated
 from dpdist.ingest.readers.anndata import AnnDataStore, H5ad
-from dpdist.ingest.readers.base import Choices, attempt
+from dpdist.ingest.readers.base import Choices, attempt, counts_rows
 from dpdist.ingest.readers.columnar import Arrow, Columnar, Parquet, key_in
 from dpdist.ingest.readers.isolated import IsolatedSource, ReaderProcess
 from dpdist.ingest.readers.netcdf import NetCdf
@@ -32,7 +32,7 @@ from dpdist.ingest.readers.zarr_store import MARKS, Store, is_anndata
 from dpdist.ingest.remote import Remote, location_of
 from dpdist.naming import parameter
 from dpdist.rows.columns import Column
-from dpdist.rows.schema import Schema
+from dpdist.rows.schema import PANDAS_INDEX, Schema
 from dpdist.rows.units import Unit
 from dpdist.storage.atomic import scratch
 
@@ -310,17 +310,16 @@ def _no_columns(source: object) -> UsageError:
     )
 
 
-def columns_at(
-    location: SourceLocation, scratch_dir: Path, header: str | None
-) -> tuple[tuple[str, ...], list[Any] | None]:
-    """Return column names of a tabular source, and Arrow types if stored; never guesses the header of text."""
+def columns_at(location: SourceLocation, scratch_dir: Path, header: str | None) -> tuple[str, ...]:
+    """Return column names of a tabular source without an index of pandas; never guesses the header of text."""
     if not any("schema" in _kind(path).takes for path, _ in located(location)):
         raise _no_columns(location)
     with opened_sources(location, scratch_dir, Choices(header=header)) as sources, sources.named(0) as source:
         head = source.head
         if head.guess is not None:
             raise header_asked(sources.entries[0].shown)
-        return head.names, None if head.kinds is None else [*head.kinds]
+        index = {head.names[place] for place in head.indexes if not counts_rows(head.names[place])}
+        return tuple(name for name in head.names if name not in index and not PANDAS_INDEX.fullmatch(name))
 
 
 def head_at(location: SourceLocation, scratch_dir: Path, choices: Choices) -> Head:
@@ -340,14 +339,22 @@ def table_at(location: SourceLocation, scratch_dir: Path, header: str | None) ->
 def text_columns_at(
     location: SourceLocation, scratch_dir: Path, header: str | None, columns: Sequence[str]
 ) -> set[str]:
-    """Return which columns of local text hold anything but numbers; empty if unknown."""
+    """Return which columns of a local table hold anything but numbers, by cells or by type; empty if unknown."""
     if not isinstance(location, Path):
         return set()
     with suppress(DpdistError):
+        if any(issubclass(_kind(path), Columnar) for path, _ in located(location)):
+            return _not_numbers(head_at(location, scratch_dir, Choices()))
         schema = Schema([Column(name, "number") for name in dict.fromkeys(columns)], others="ignored")
         with opened_sources(location, scratch_dir, Choices(header=header, schema=schema)) as sources:
             return set().union(*(reader.text_columns() for reader in sources if isinstance(reader, Csv)))
     return set()
+
+
+def _not_numbers(head: Head) -> set[str]:
+    from dpdist.rows.encoding import kind_of  # noqa: PLC0415 - imports Arrow
+
+    return {name for name, kind in zip(head.names, head.kinds or (), strict=False) if kind_of(kind) != "number"}
 
 
 def _suffix(location: SourceLocation) -> str:

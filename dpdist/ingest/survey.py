@@ -255,19 +255,28 @@ def grouped(items: Iterable[Any], sizes: Iterable[int]) -> list[list[Any]]:
     return groups
 
 
-def require_unique_samples(sources: Sources, filled: Sequence[int]) -> None:
-    """Refuse samples with several rows, which would each be protected alone."""
+def require_unique_samples(sources: Sources, filled: Sequence[int]) -> bool:
+    """Refuse samples with several rows, which would each be protected alone; return whether every file names its rows.
+
+    Names that only count the rows, from 0, are compared with those of files where they do more.
+    """
     key = blake2b(random_token().encode()).digest()
     known_samples = np.empty(0, "V16")
     owners = np.empty(0, np.int64)
+    counting, named = set[int](), True
     for number in filled:
         with sources.named(number) as source:
             head = source.head
             if not head.samples or head.numbered:
+                named = False
+            if not head.samples:
                 continue
             digests = np.concatenate([*source.units(key, head.samples)]).view("V16")[:, 0]
         people = np.unique(digests)
         twice = np.isin(known_samples, people)
+        if head.numbered:
+            twice &= ~np.isin(owners, list(counting))
+            counting.add(number)
         other_files = listed(sorted({sources.entries[owner].shown for owner in owners[twice]}))
         where = sources.entries[number].shown
         if len(people) < len(digests) or other_files:
@@ -287,6 +296,7 @@ def require_unique_samples(sources: Sources, filled: Sequence[int]) -> None:
             )
         known_samples = np.concatenate([known_samples, people])
         owners = np.append(owners, np.full(len(people), number))
+    return named
 
 
 def units_named(head: Head) -> str:

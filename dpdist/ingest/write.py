@@ -250,8 +250,8 @@ class _Ingest:
                 self.source, self.sources, columns, run,
                 sizes=self.sizes, unit=None if labels else unit, may_be_empty=self.may_be_empty,
             )  # fmt: skip
-            if self.unit is None:
-                survey.require_unique_samples(self.sources, result.filled)
+            # copies of named rows are found by the names, and a privacy unit is bounded wherever its rows are
+            compared = self.unit is None and not survey.require_unique_samples(self.sources, result.filled)
             selection = None if self.unit is None else self._select_rows(result, self.unit, labels)
             rows = result.rows if selection is None else selection.count
             self._report(result, result.rows - rows)
@@ -266,11 +266,7 @@ class _Ingest:
                     "read in parallel."
                 )
             tasks = [task for task in tasks if not existing.issuperset(range(task.first, task.stop))]
-            lengths = (
-                {}
-                if result.head.samples and not result.head.numbered
-                else copies.of_equal_length(_kept_lengths(result.parts, selection), entries)
-            )
+            lengths = copies.of_equal_length(_kept_lengths(result.parts, selection), entries) if compared else {}
             write = Write(
                 entries, states, self.staging, shape, result.keep, result.names, existing, selection is not None,
                 frozenset(lengths),

@@ -104,7 +104,8 @@ def read_job(
         files = _Files(path.absolute().parent, errors)
         job = _job(sections, files, scheduler=scheduler, certificates=certificates, insecure=insecure)
         _require_none(path, errors)
-        return _with_unit(job, sections.rows, path)
+        job = _with_unit(job, sections.rows, path)
+        return _of_periods(job) if sections.rows.periods and job.request.clip_norm == "schema" else job
 
 
 def _with_unit(job: Job, rows: Rows, path: Path) -> Job:
@@ -119,6 +120,13 @@ def _with_unit(job: Job, rows: Rows, path: Path) -> Job:
     if unit is not None and rows.max_periods is None:
         raise UsageError(f"{path}: the schema has a privacy unit. {_NEEDS_PERIODS}")
     return replace(job, unit=None if unit is None else replace(unit, max_periods=rows.max_periods))
+
+
+def _of_periods(job: Job) -> Job:
+    """Return the job with the clip norm of its schema: the grid of all periods follows from public numbers."""
+    schema, max_rows = job.choices.schema, 1 if job.unit is None else job.unit.max_rows
+    width = 2 if schema is None else len(schema.features)
+    return replace(job, request=job.request.on_grid(width, None, max_rows).by_schema(schema))
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from dpdist.ledger.journal import ORIGIN, Capped, Created, Entry, Event, Raised,
 from dpdist.ledger.state import Record, State, View
 from dpdist.naming import parameter, step
 from dpdist.privacy.accounting import CapSet, Left, caps_for, certified, prices
-from dpdist.privacy.guarantee import ATTO, Guarantee, MixedBudget, PrivacyLoss
+from dpdist.privacy.guarantee import ATTO, Guarantee, MixedBudget, Neighbours, PrivacyLoss
 from dpdist.privacy.parallel import Charge, PeriodFilters
 
 
@@ -214,9 +214,20 @@ def require_unit(view: View, parameters: Mapping[str, object], location: str) ->
         )
 
 
+def require_relation(view: View, requested: Neighbours, location: object) -> None:
+    """Refuse a loss under another neighbouring relation than that of the first release of a ledger."""
+    first = view.first_charged
+    if first is not None and requested is not first.neighbours:
+        relation = first.neighbours
+        raise RefusedError(
+            f"The budget of {location} is for the neighbouring relation {relation}, that of its first release; a loss "
+            f"under {requested} cannot be added to it. Ask for {parameter('neighbours', relation)}."
+        )
+
+
 def caps_to_fix(view: View, charge: Charge, location: str) -> list[Event]:
     """Check that a charge fits; return the events to write before it: the caps, unless they are fixed."""
-    first, guarantee = view.first_charged, charge.guarantee
+    guarantee = charge.guarantee
     if view.exhausted:
         raise RefusedError(
             f"{step('ledger adopt')} charged the whole budget of {location}, because its witness was lost, or releases "
@@ -224,12 +235,7 @@ def caps_to_fix(view: View, charge: Charge, location: str) -> list[Event]:
             "are not possible."
         )
     require_within_budget(view, location)
-    if first is not None and first.neighbours is not guarantee.neighbours:
-        relation = first.neighbours
-        raise RefusedError(
-            f"The budget of {location} is for the neighbouring relation {relation}, that of its first release; a loss "
-            f"under {guarantee.neighbours} cannot be added to it. Ask for {parameter('neighbours', relation)}."
-        )
+    require_relation(view, guarantee.neighbours, location)
     accounts = view.accounts_for(guarantee)
     if accounts is None or not accounts.holds(charge):
         cure = raising(view, charge, location) if accounts is not None else ""
@@ -408,6 +414,10 @@ class FoldedLedger:
         """The fixed cap sets; none before the first charge."""
         accounts = self._snapshot().accounts
         return () if accounts is None else accounts.caps
+
+    def require_relation(self, requested: Neighbours) -> None:
+        """Refuse another neighbouring relation than that of the first release, before anything says n."""
+        require_relation(self._snapshot(), requested, str(self._storage))
 
     @property
     def condition(self) -> str | None:

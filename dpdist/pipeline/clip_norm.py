@@ -271,6 +271,8 @@ def choose_clip_norm(
     account = absolute(ledger_place(table, ledger))
     transaction = NormsTransaction(request, table, account)
     if not cluster.trusted_worker:
+        if Ledger.stands_at(account):
+            transaction.account().require_relation(request.neighbours)  # a private n is in no message below
         transaction, state, left_micro = _looked_up(transaction, budget_delta)
         if state in _DONE:
             transaction.reserve()  # refuses a ledger of other rows

@@ -20,6 +20,7 @@ from dpdist._util.text import exactly
 from dpdist.errors import DataError, UsageError
 from dpdist.ingest.registered import open_rows
 from dpdist.ledger.address import AnyLedgerAddress, absolute
+from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.mechanisms.base import IndependentEntries
 from dpdist.moment.layout import BOUND_SECONDS, MULTIPLY_SECONDS, Layout, layout_of, split_tasks
@@ -220,6 +221,7 @@ def release_table(
     if request.for_reproduction:
         _require_centre(transaction, on_message)
         return _reproduced(transaction, cluster, ledger)
+    _require_relation(transaction, cluster)
     if guarantee is not None:
         checks.warn(guarantee.loss, request.neighbours, table.rows)
     committed = {State.COMMITTED, State.PUBLISHED, State.ADOPTED}
@@ -246,6 +248,12 @@ def release_table(
             _compute(executor, transaction, cluster, layout)
         executor.trusted(trusted.publish, transaction)
     return Outcome(open_release(store), store.address(), fresh)
+
+
+def _require_relation(transaction: trusted.MomentTransaction, cluster: Cluster) -> None:
+    """Refuse another relation than that of the ledger first: messages of replace-one say n, which may be private."""
+    if not cluster.trusted_worker and Ledger.stands_at(transaction.ledger):
+        transaction.account().require_relation(transaction.request.neighbours)
 
 
 def require_releasable(table: Table, request: ReleaseRequest, budget: PrivacyLoss) -> None:

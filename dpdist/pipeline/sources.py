@@ -1,6 +1,6 @@
 """Drafts of schemas, the executor of an ingest, and registration of tables in place.
 
-A draft lists the names and stored types of a source, for a person to complete. The tasks of an ingest
+A draft lists the names of a source, for a person to complete. The tasks of an ingest
 (:mod:`dpdist.ingest.write`) run in threads of this process or on workers. Registration reads rows once and copies none.
 """
 
@@ -34,7 +34,7 @@ from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.rows.automatic import row_is_unit
 from dpdist.rows.dataset import RowsTable
 from dpdist.rows.manifest import SOURCES
-from dpdist.rows.schema import PANDAS_INDEX, Schema
+from dpdist.rows.schema import Schema
 from dpdist.rows.schema_file import draft_of, read_schema
 from dpdist.runtime.cluster import Cluster, chosen
 from dpdist.storage.arrays import attributes_of
@@ -43,13 +43,11 @@ from dpdist.storage.store import AnyStore, Store, store_at
 
 
 def draft_schema(source: SourceLocation | AnyPath | Any, *, header: str | None = None) -> str:
-    r"""Draft a schema of a source from the names of its columns and the types that it stores.
+    r"""Draft a schema of a source from the names of its columns.
 
-    No value is read, because the draft is public: ranges and categories are left blank, to be completed from public
-    knowledge. Integers, floats, decimals, booleans and empty columns are all drafted as numbers, because libraries
-    choose between these types from values: complete them from what the columns mean. Text has no types, so each of its
-    columns becomes a number. Nor does it show whether the first line is a header or a row, whose cells would be
-    published.
+    No value and no stored type is used, because the draft is public, and libraries choose types from values: every
+    column is drafted as a number, with a blank range. Complete it from what the columns mean. A .csv does not show
+    whether its first line is a header or a row, whose cells would be published. An index of pandas is left out.
 
     Parameters
     ----------
@@ -96,29 +94,21 @@ def draft_schema(source: SourceLocation | AnyPath | Any, *, header: str | None =
     <BLANKLINE>
     >>> here.cleanup()
     """
-    from dpdist.rows.encoding import kind_of, types_of  # noqa: PLC0415 - Arrow
-
     table = collection_of(source)
     if table is None:
         origin: Any = location_of(source)
         try:
-            names, stored = columns_at(origin, Path(gettempdir()), header)
+            names = columns_at(origin, Path(gettempdir()), header)
         except ChoiceRequiredError as error:
             steps = [f"{step('schema', origin, **{name: value})} ({meaning})" for name, value, meaning in error.ways]
             message = f"{error} Choose: {', or '.join(steps)}. The ingest takes the same."
             raise DataError(message) from None
     elif table.framed:
-        origin, names, stored = table, table.names, list(types_of(table.data).values())
+        origin, names = table, table.names
     else:
         raise DataError(f"{table} has no columns of different kinds, so it needs no schema.")
     require_publishable(origin, names)
-    if stored is None:
-        return draft_of(origin, dict.fromkeys(names, "number"), typed=False)
-    kinds = zip(names, map(kind_of, stored), strict=True)
-    drafted = {
-        name: "ignored" if counts_rows(name) else kind for name, kind in kinds if not PANDAS_INDEX.fullmatch(name)
-    }
-    return draft_of(origin, drafted, typed=True)
+    return draft_of(origin, {name: "ignored" if counts_rows(name) else "number" for name in names})
 
 
 def read_for(schema: AnyPath, source: object, header: str | None) -> Schema:

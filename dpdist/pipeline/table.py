@@ -107,6 +107,7 @@ def rows_of_file(
             f"The budget of {file} is {Ledger(ledger).budget}, in {ledger}. Leave {parameter('budget_epsilon')} out; "
             f"{step('ledger raise')} raises it."
         )
+    Ledger(ledger).require_relation(request.neighbours)  # a private n is printed nowhere
     public = request.neighbours is Neighbours.REPLACE_ONE
     say(_decisions(file, table, ledger, _left_out(head, table.schema), owner, rows=table.rows if public else None))
     return FileRows(table, ledger)

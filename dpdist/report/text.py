@@ -156,8 +156,8 @@ def loadings(vectors: npt.NDArray[np.float64], result: Alignment, names: Sequenc
     width = max(shutil.get_terminal_size().columns - first - len(_GAP), _NARROWEST)
     lines = [_row(row, (first, width)) for row in rows]
     legend = (
-        "Largest loadings, with intervals that contain those of the exact matrix in at least nine of ten releases with "
-        f"respect to the noise. {untold}"
+        "Largest loadings, with intervals that contain those of the exact matrix of these rows in at least nine of ten "
+        f"releases with respect to the noise. {untold}"
     )
     return "\n".join([wrapped(legend.rstrip()), *lines])
 

@@ -73,7 +73,8 @@ def require_owner(source: object, names: Sequence[str], owner: Owner, schema: Sc
         raise UsageError(
             f"{source}: {named_like_persons(owners)}. If a person may have several rows, {declared}, where M is how "
             f"many of them to keep: all are protected together. If no person has two, give "
-            f"{parameter('each_row_is_a_person')}."
+            f"{parameter('each_row_is_a_person')}"
+            + (": then columns of such names are left out, unless a schema describes them." if schema is None else ".")
         )
     return owners
 
@@ -134,9 +135,11 @@ def schema_of_numbers(
     for name in names:
         if name == owner.column:
             columns.append(Column(name, "privacy unit"))
+        elif name in indexes:
+            continue
         elif name in owners:
             columns.append(Column(name, "ignored"))
-        elif name not in indexes:
+        else:
             columns.append(Column(name, "number", missing="centre", other="missing"))
     return Schema(columns, others="ignored", max_rows=owner.max_rows)
 

@@ -107,13 +107,20 @@ _BESIDE = _words("""
     osobowy osobni tc electronico
 """)
 """Words that may stand beside those of persons."""
-_ALONE = _words("cid eid fid iid rid sid persid persnr hhid hhidpn hhnr caseid pnr idind lopnr lopenr")
+_ALONE = _words("""
+    cid eid fid iid rid sid persid persnr hhid hhidpn hhnr caseid pnr idind lopnr lopenr empno rollno hospitalno respid
+    famid twinid indid msisdn imsi imei iban acct acctnum ccnum creditcard holder accountholder athlete defendant
+    arrestee tin ein tfn kennitala tckimlik orcid upn vin
+""")
 _THINGS = _words("""
     admission case claim device encounter event global group hadm household icustay icu local national order policy
     profile record row sample session site stay store study subject team ticket transaction trip unique visit
 """)
 """Words before ``id`` in a name without separators, which ends in id like acid or grid otherwise."""
-_MEASURED = _words("atomic cetane copy iodine mach octane quantum reynolds wave yes")
+_MEASURED = _words("""
+    atomic cetane condition copy day education froude grashof iodine lap mach mass month nusselt octane peclet prandtl
+    quantum rayleigh reynolds trial wave week yes
+""")
 """Words before a number that is measured, and before ``no``."""
 _SUFFIXES = r"nummer|number|numero|nr|identifier|kennung|(?<!en)(?<!de)(?<!uni)(?<!op)code"
 _JOINED = re.compile(f"s?(?:{'|'.join(sorted(_NUMBERS | _words('email mail name nom phone')))})?$")

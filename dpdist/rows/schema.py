@@ -116,7 +116,7 @@ class Schema(_SchemaFields):
     See Also
     --------
     Column : Describes one column.
-    draft_schema : Drafts a schema from names and stored types.
+    draft_schema : Drafts a schema from names.
     ingest_rows : Ingests a source by a schema.
 
     Examples

@@ -149,7 +149,9 @@ def _grouped(wrong: Sequence[Mistake], lines: _Lines, columns: Sequence[Column])
 _HEAD = """\
 # A dpdist schema: the columns of {source}.
 #
-# This draft was created from names and stored types only; no value was read. {types}
+# This draft was created from names only, as stored types often follow from values: every column is drafted as a
+# number. Correct the kind of the others, and of a number that means yes or no ("boolean") or a category, or is an
+# identifier ("ignored"). An index of pandas is left out: describe it if it is a column.
 # Fill in the blanks, [], from public knowledge: a questionnaire, a manual, physics. NEVER from the data. Noise does
 # not protect a range or a category that was taken from the data.
 # This file is published with every release. Values outside a range are clipped to it.
@@ -168,19 +170,13 @@ _HEAD = """\
 scale = "range"  # map each range to [-1, 1], so that units do not matter; "none": no range is needed
 # max_rows = 1   # with a privacy unit: rows kept of each; keep = "first" (default) or "random"
 """
-_UNTYPED = "A text file has no\n# types: every column is drafted as a number. Correct the others."
-_TYPED = """Every type of
-# number is drafted as a number, as types are often chosen from values. Correct the kind of a number that means yes or
-# no ("boolean") or a category, or is an index or an identifier ("ignored")."""
 
 
-def draft_of(source: object, kinds: Mapping[str, str], *, typed: bool) -> str:
+def draft_of(source: object, kinds: Mapping[str, str]) -> str:
     """Return the text of a draft schema, from the kind of each column by name."""
-    shown = json.dumps(str(source), ensure_ascii=False)[1:-1]
-    parts = [_HEAD.format(source=shown, types=_TYPED if typed else _UNTYPED)]
-    blanks = {"category": "categories = []  # fill in\n", "ignored": ""}
+    parts = [_HEAD.format(source=json.dumps(str(source), ensure_ascii=False)[1:-1])]
     for name, kind in kinds.items():
-        blank = blanks.get(kind, "range = []  # fill in\n")
+        blank = "" if kind == "ignored" else "range = []  # fill in\n"
         parts.append(f"\n[[column]]\nname = {_quoted(name)}\nkind = {_quoted(kind)}\n{blank}")
     return "".join(parts)
 

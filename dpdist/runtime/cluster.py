@@ -224,6 +224,7 @@ class Cluster:
                     # blocks of a user's Dask collection stay in memory
                     "distributed.worker.memory.target": False,
                     "distributed.worker.memory.spill": False,
+                    "distributed.p2p.storage.disk": False,
                 }
                 with _STARTING, dask.config.set(settings), _interrupts_blocked():  # settings are global
                     local_cluster = LocalCluster(

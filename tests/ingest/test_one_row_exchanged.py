@@ -211,10 +211,27 @@ def draft(path: str) -> str:
 
 def test_a_draft_does_not_depend_on_a_cell(scene: Path) -> None:
     frame().to_parquet("base.parquet")
-    for cells in CELLS.values():
+    for cells in [*CELLS.values(), {"empty": "word"}, {"empty": dt.date(2026, 1, 1)}]:
         frame(**cells).to_parquet("pair.parquet")
         assert draft("pair.parquet") == draft("base.parquet")
     assert list(scene.glob("*.zarr")) == []
+
+
+@pytest.mark.parametrize("name", ["id", "k"])
+def test_a_named_index_is_not_shown_whether_it_is_stored_or_not(scene: Path, name: str) -> None:  # noqa: ARG001
+    table = frame().rename_axis(name)
+    other = table.copy()
+    other.index = pd.Index([7000, *range(1, ROWS)], name=name)
+    asked: dict[str, Any] = {"each_row_is_a_person": True}
+    assert of_file("t.parquet", other, "other", **asked) == of_file("t.parquet", table, "base", **asked)
+    assert draft("other/t.parquet") == draft("base/t.parquet")
+
+
+def test_a_draft_of_a_table_in_memory_follows_from_its_names(scene: Path) -> None:  # noqa: ARG001
+    rows = frame()
+    odd = [[None, *rows["smokes"][1:]], [2**70, *rows["age"][1:]], ["word", *rows["empty"][1:]]]
+    for name, cells in zip(("smokes", "age", "empty"), odd, strict=True):
+        assert dpdist.draft_schema(rows.assign(**{name: cells})) == dpdist.draft_schema(rows)
 
 
 def test_a_row_left_out_shows_no_index(scene: Path) -> None:  # noqa: ARG001

@@ -133,3 +133,23 @@ def test_a_row_without_a_number_belongs_to_nobody(tmp_path: Path) -> None:
     file = saved(tmp_path / "t.nc", table(np.array([7, np.nan, 8])))
     with pytest.raises(DataError, match="subject is missing for some rows"):
         ingest_rows(file, tmp_path / "rows.zarr", privacy_unit="subject", max_rows=1)
+
+
+@pytest.mark.parametrize("other", [np.arange(1, 20), np.arange(20)[::-1], np.arange(20.0)[::-1]])
+def test_numbers_that_only_count_rows_are_compared_with_those_that_do_more(tmp_path: Path, other: Any) -> None:
+    (tmp_path / "in").mkdir()
+    saved(tmp_path / "in" / "a.nc", table(np.arange(20)))
+    saved(tmp_path / "in" / "b.nc", table(other) + 100)
+    with pytest.raises(DataError, match=r"b\.nc names \d+ samples of .*a\.nc again"):
+        ingest_rows(tmp_path / "in", tmp_path / "rows.zarr")
+    saved(tmp_path / "in" / "b.nc", table(np.arange(20)) + 100)  # other people, counted again
+    assert ingest_rows(tmp_path / "in", tmp_path / "rows.zarr").rows == 40
+
+
+@pytest.mark.parametrize("order", [("a.nc", "b.nc"), ("b.nc", "a.nc")])
+def test_a_copy_whose_names_only_count_its_rows_is_found_by_its_rows(tmp_path: Path, order: tuple[str, str]) -> None:
+    (tmp_path / "in").mkdir()
+    saved(tmp_path / "in" / order[0], table(np.arange(1000, 1020)))
+    saved(tmp_path / "in" / order[1], table(np.arange(20)))
+    with pytest.raises(DataError, match="have the same rows"):
+        ingest_rows(tmp_path / "in", tmp_path / "rows.zarr")

@@ -156,3 +156,21 @@ def test_a_forecast_and_a_job_know_the_word(table: pd.DataFrame, call: Call) -> 
     )
     said = call("run", "job.toml")
     assert said.code == 0, said.err
+
+
+def test_a_job_with_periods_has_one_clip_norm_by_the_schema(table: pd.DataFrame, call: Call) -> None:
+    Path("in").mkdir()
+    for number in (1, 2):
+        table.iloc[number::2].to_csv(f"in/d{number}.csv", index=False)
+    Path("job.toml").write_text(
+        '[rows]\npath = "nights.zarr"\nsource = "in"\nschema = "schema.toml"\nheader = "yes"\nperiods = true\n'
+        "budget_epsilon = 4\nbudget_delta = 1e-5\n"
+        '[release]\npath = "nights.release.zarr"\nepsilon = 1\ndelta = 1e-6\nclip = "schema"\n'
+    )
+    said = call("run", "job.toml", "--dry-run")
+    assert said.code == 0, said.err
+    said = call("run", "job.toml")
+    assert said.code == 0, said.err
+    bounds = {dpdist.open_release(path).bound for path in Path("nights.release.zarr").glob("d*.zarr")}
+    (bound,) = bounds
+    assert 2**0.5 < bound.shortened_norm < 2**0.5 * (1 + 1e-6)

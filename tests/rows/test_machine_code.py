@@ -65,7 +65,7 @@ def test_machine_code_is_not_read_from_a_folder_that_others_can_write(
     """Machine code that somebody else has put there would be executed."""
     assert used() == 0
     (folder,) = homes.iterdir()
-    for place, mode in ((folder, 0o750), (folder, 0o702), (homes, 0o777)):
+    for place, mode in ((folder, 0o750), (folder, 0o702), (homes, 0o777), (homes, 0o2775)):
         before = place.stat().st_mode
         place.chmod(mode)
         assert used() == 0, (place, mode)
