@@ -199,6 +199,14 @@ def test_the_same_again_is_the_same_answer_from_the_ledger_and_so_is_another_qua
     assert ledger_of(table).remembers(first.histogram.release_id, first.histogram.ledger_head)
 
 
+def test_a_private_n_is_in_no_refusal_under_the_other_relation(table: RowsTable) -> None:
+    clip_norm.choose_clip_norm(table.path, replace(REQUEST, neighbours=Neighbours.ADD_REMOVE), HALF)
+    useless = replace(REQUEST, loss=PrivacyLoss.parse("0.001"))
+    with pytest.raises(RefusedError, match="is for the neighbouring relation add-remove") as refused:
+        clip_norm.choose_clip_norm(table.path, useless, Fraction("0.99"))
+    assert str(table.rows) not in str(refused.value)
+
+
 def test_after_a_raised_budget_the_answer_repeats_the_condition(table: RowsTable) -> None:
     clip_norm.choose_clip_norm(table.path, REQUEST, HALF)
     ledger_of(table).raise_budget(PrivacyLoss.parse(9, "1e-5"))
