@@ -42,8 +42,8 @@ def test_the_environment_of_workers_is_the_engine_s_own_and_no_other_file_sets_i
             assert not any(f"{name}=" in text or f"{name}:" in text for name in found), path
     # or what a night said stands among tracebacks of its end
     assert found.pop("DASK_LOGGING__DISTRIBUTED") == "warning"
-    for setting in ("TARGET", "SPILL"):  # of rows, to a disk
-        assert found.pop(f"DASK_DISTRIBUTED__WORKER__MEMORY__{setting}") == "False"
+    for setting in ("WORKER__MEMORY__TARGET", "WORKER__MEMORY__SPILL", "P2P__STORAGE__DISK"):  # of rows, to a disk
+        assert found.pop(f"DASK_DISTRIBUTED__{setting}") == "False"
     assert found == WORKER_ENVIRONMENT | {"DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "True"}
     assert read_job(CLUSTER / "job.toml").cluster.scheduler is None
 

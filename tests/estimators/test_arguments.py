@@ -30,6 +30,9 @@ def values(rows: int = 4000, seed: int = 0) -> Any:
     return np.random.default_rng(seed).normal(size=(rows, 3)) * [3, 2, 1]
 
 
+pytestmark = pytest.mark.filterwarnings("ignore:As many rows were released")
+
+
 def frame(seed: int = 0) -> pd.DataFrame:
     return pd.DataFrame(values(seed=seed), columns=list("abc"))
 
@@ -63,7 +66,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a class": (lambda: pd.DataFrame, "of type type"),
     "an array elsewhere": (OnAnotherDevice, r"OnAnotherDevice.*numpy\.asarray\(X, dtype=float\)"),
     "rows of many lengths": (lambda: [[1, 2], [3]], "rows of different lengths"),
-    "text": (lambda: np.full((9, 2), CELL, dtype=np.dtypes.StringDType()), "not a number"),
+    "text": (lambda: np.full((9, 3), CELL, dtype=np.dtypes.StringDType()), "not a number"),
     "Arrow's other types": (lambda: pa.table({"a": pa.array(["x"], pa.string_view()), "b": [1]}), "non-numeric.*'a'"),
     "a query that fails": (lambda: pl.DataFrame({"a": [1]}).lazy().select(pl.col("zz")), "ColumnNotFoundError"),
     "an unknown width": (

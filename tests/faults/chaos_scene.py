@@ -122,7 +122,8 @@ class Scene:
         where = ("--scheduler", self.cluster.address, "--trusted", self.trusted) if more is None else more
         network = ("--insecure",) if self.namespace else ()
         command = [
-            "release", str(self.rows), str(self.target), *LOSS, "--clip", str(sentinel.CLIP),
+            "release", str(self.rows), str(self.target), *LOSS,
+            *(() if "--clip" in self.choice else ("--clip", str(sentinel.CLIP))),
             "--grid-bits", str(sentinel.BITS), *self.choice,
             "--ledger", str(self.ledger), *where, *network,
         ]  # fmt: skip

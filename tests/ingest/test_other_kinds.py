@@ -133,6 +133,8 @@ def told_of(path: Path) -> str:
     return str(caught.value)
 
 
+@pytest.mark.filterwarnings("ignore:The default value for `spmatrix`:DeprecationWarning")  # of SciPy 1.19
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of what is typed, closed by no one
 def test_what_is_said_of_a_table_of_another_kind_makes_it_one_that_is_read(tmp_path: Path) -> None:
     for name, (contents, makes) in made(tmp_path).items():
         folder = tmp_path / name.lower().replace(".", "-")
