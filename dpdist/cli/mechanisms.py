@@ -100,7 +100,7 @@ def _refused(request: ReleaseRequest, columns: int, rows: int, max_rows: int) ->
         try:
             require_seen(request, ColumnCounting(grids_of_numbers(columns)), rows, max_rows)
         except RefusedError as error:
-            return str(error).replace(" Nothing was read or spent.", "")
+            return str(error).replace(" Nothing was spent.", "")
     return choice_refused(request, columns, rows, max_rows)
 
 

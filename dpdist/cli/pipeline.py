@@ -39,6 +39,7 @@ from dpdist.privacy.checks import cautions_message
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release
 from dpdist.release.parse import norms_request_from, request_from
+from dpdist.release.request import ReleaseRequest
 from dpdist.report import text
 from dpdist.rows.dataset import RowsTable
 from dpdist.rows.units import Owner
@@ -99,7 +100,8 @@ def ingest(
     needs_centre = table.schema is not None and (table.schema.centring or table.schema.dropping)
     if longest is not None and not needs_centre:
         value["norm"] = norm
-        message += f" By the schema no row has a norm above {longest}: --clip schema clips none."
+        message += f" By the schema no row has a norm above {longest}: --clip schema clips none. "
+        message += "Add --centre private, which costs nothing, for answers about the mean."
     answer(as_json, value, message)
 
 
@@ -214,6 +216,7 @@ def release_command(
 
         if ledger is not None:
             raise UsageError("The ledger of a file is next to it. Omit --ledger, or ingest the file first.")
+        _require_mean(request)
         budget = table_options.budget
         if budget is not None and table_options.budget_delta is None:
             budget = PrivacyLoss(budget.epsilon_micro, request.loss.delta_atto)
@@ -243,6 +246,15 @@ def release_command(
             value |= components.to_json() | {"shortened": clipped_rows(outcome.release).to_json()}
             found = text.standardised(components, outcome.release)
     answer(as_json, value, f"{outcome.describe()}\n{found}".rstrip())
+
+
+def _require_mean(request: ReleaseRequest) -> None:
+    """Refuse a release of a file whose correlations could not be printed, before it is paid for."""
+    if not request.centred:
+        raise UsageError(
+            "A release of a file prints correlations, which need a mean. Nothing was read or spent. Add --centre "
+            "private, which costs nothing; or ingest the file, and release its rows without a mean."
+        )
 
 
 @click.command()

@@ -138,8 +138,8 @@ def private_pca(
             size = f"{counted(found.known_rows, 'row')} of {size}"  # else the number of rows is private
         say(
             f"The table: {size}. {rows_are(owner)}. Cells without a number count as the centre of their column, which "
-            "weakens its correlations. Rows in memory have no ledger: keep the result, as a second call is another "
-            "release."
+            "weakens its correlations. Rows in memory have no ledger: keep the result, as a second call is refused "
+            "unless a budget pays for it."
         )
         return estimator.fit(data)
 

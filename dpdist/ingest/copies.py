@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from hashlib import blake2b
+from hashlib import shake_256
 from pathlib import PurePath
 
 import numpy as np
@@ -36,8 +36,7 @@ Words = npt.NDArray[np.uint64]
 
 def weights_of(key: bytes, columns: int) -> Words:
     """Return secret odd weights of columns."""
-    seed = int.from_bytes(blake2b(key).digest(), "little")
-    return np.random.default_rng(seed).integers(2**64, size=columns, dtype=np.uint64) | np.uint64(1)
+    return np.frombuffer(shake_256(key).digest(8 * columns), np.uint64) | np.uint64(1)
 
 
 def of_equal_length(rows: Mapping[int, int], entries: Sequence[Entry]) -> dict[int, tuple[object, int]]:

@@ -117,6 +117,7 @@ class ClippedRows:
     centred: bool = False  # whether rows were shifted by a centre before clipping
     dropping: tuple[str, ...] = ()  # columns whose missing values replace the row by the centre
     centring: bool = False  # missing cells count as the centre
+    about: str = ""  # what the values are about if neither a mean nor a centre is known
 
     @property
     def nearly_all(self) -> bool | None:
@@ -197,6 +198,7 @@ class ClippedRows:
     def describe(self) -> str:
         """Return a description of the rows, as part of a sentence with a result."""
         text = f"of rows clipped to norm {rounded_norm(self.norm)} ({self.clipped})"
+        text += f", about {self.about}, as no mean was released" if self.about else ""
         text += ", with missing cells at the centre, which weakens correlations and slopes" if self.centring else ""
         return f"{text}, with rows without {listed(self.dropping)} replaced by the centre" if self.dropping else text
 
@@ -216,7 +218,7 @@ def clipped_rows(release: Release) -> ClippedRows:
     dropping, centring = ((), False) if schema is None else (schema.dropping, bool(schema.centring))
     rows = None if release.subspace is not None or release.weights else release.row_count
     if rows is None or rows <= 0 or noise.variance_diagonal is None:
-        return ClippedRows(norm, None, None, most, longest, centred, dropping, centring)
+        return ClippedRows(norm, None, None, most, longest, centred, dropping, centring, origin_of(release))
     largest = rows * norm**2
     trace = float(release.moment_diagonal.sum()) - d * noise.mean_diagonal * bound.unit**2
     deviation = trace_deviation(noise, d) * bound.unit**2
@@ -229,8 +231,17 @@ def clipped_rows(release: Release) -> ClippedRows:
     share, error = trace / largest, _FAR * deviation / largest + grid
     by_trace = min(1.0, max(0.0, share + error))
     return ClippedRows(
-        norm, share, error, by_trace if most is None else min(most, by_trace), longest, centred, dropping, centring
-    )
+        norm, share, error, by_trace if most is None else min(most, by_trace), longest, centred, dropping, centring,
+        origin_of(release),
+    )  # fmt: skip
+
+
+def origin_of(release: Release) -> str:
+    """Return what a release without a mean and a centre is about; empty if it has one."""
+    if release.bound.constant or release.bound.centre is not None or release.subspace is not None:
+        return ""
+    ranged = release.schema is not None and release.schema.scale == "range"
+    return "the middle of each range" if ranged else "zero"
 
 
 def _deviation_of_rows(release: Release) -> float:

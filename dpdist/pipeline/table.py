@@ -121,7 +121,10 @@ def _meaning(
         decided, head = automatic_schema(file, header, owner)
         return decided, unit_from(owner.column, owner.max_rows, None) if decided is None else None, head
     if owner.column is not None:
-        raise UsageError(f'The schema says whose row a row is: kind = "privacy unit". Leave {parameter("person")} out.')
+        raise UsageError(
+            f'With a schema, {owner.column} is declared in it: kind = "privacy unit" for its column, and max_rows = M '
+            f"above the columns. Leave {parameter('person')} and {parameter('max_rows')} out."
+        )
     schema = schema if isinstance(schema, Schema) else read_for(schema, file, header)
     if schema.unit is not None:
         if owner.each_row:

@@ -287,6 +287,11 @@ class ReleaseRequest:
         return tuple(name for name, value in settings.items() if isinstance(value, str) and value == "private")
 
     @property
+    def centred(self) -> bool:
+        """Whether answers are about a mean or a centre: released with the moment, chosen before it, or public."""
+        return self.centring is Centring.PRIVATE or self.centre is not None or "scale" in self.chooses
+
+    @property
     def mechanism_info(self) -> MechanismInfo:
         """Public description of the mechanism."""
         return mechanism_named(self.mechanism).info

@@ -179,8 +179,8 @@ def require_seen(request: ReleaseRequest, counting: ColumnCounting, rows: int, m
         cure = f"Use {parameter('epsilon', f'{enough / MICRO:g}')} or more, or scale"
     raise RefusedError(
         f"The scale would be chosen with {loss}, a part of the loss, which requires at least {least} rows; the table "
-        f"has {'at most ' if private else ''}{rows}. Nothing was read or "
-        f"spent. {cure} the columns by public knowledge."
+        f"has {'at most ' if private else ''}{rows}. Nothing was spent. {cure} the "
+        "columns by public knowledge."
     )
 
 

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from dpdist._util.text import counted, listed, wrapped
 from dpdist.answers.regression import Estimate, Regression
 from dpdist.naming import parameter
-from dpdist.pca.bias import clipped_rows
+from dpdist.pca.bias import clipped_rows, origin_of
 from dpdist.release.artefact import Release
 from dpdist.report.text import aligned
 
@@ -108,7 +108,7 @@ def centre_name(release: Release) -> str:
     """Return the name of the centre of rows."""
     if release.stage is not None and "centre" in release.stage.chosen:
         return "the privately chosen centre"
-    return "zero" if release.bound.centre is None else "the public centre"
+    return origin_of(release) or "the public centre"
 
 
 BELOW_NOISE = "BELOW THE NOISE: the columns may explain nothing of the target."

@@ -15,7 +15,16 @@ from dpdist.errors import BelowNoiseError
 from dpdist.pca.alignment import Alignment, Values, alignment
 from dpdist.pca.components import Components, about_mean
 from dpdist.release.artefact import Release
-from dpdist.report.answers import BELOW_NOISE, about_intervals, common_power, digits, in_units, outward, shrunk
+from dpdist.report.answers import (
+    BELOW_NOISE,
+    about_intervals,
+    centre_name,
+    common_power,
+    digits,
+    in_units,
+    outward,
+    shrunk,
+)
 from dpdist.report.charts import bar, explained, image, shortened_name, spectrum
 from dpdist.report.plots import forest
 from dpdist.report.text import between, count_text, mark
@@ -259,7 +268,7 @@ def _explained(release: Release, result: Regression, scale: Values, target: int,
         for clear in (True, False)
     )
     head = ("column", "coefficient", "interval for these rows", "interval for the population")
-    about = "about its mean" if result.centred else "about the public centre, as no mean was released"
+    about = "about its mean" if result.centred else f"about {centre_name(release)}, as no mean was released"
     share = f"{100 * max(0.0, result.r2.value):.0f} % of its variance {about}"
     return Explained(
         target=result.target,

@@ -74,7 +74,11 @@ def require_owner(source: object, names: Sequence[str], owner: Owner, schema: Sc
             f"{source}: {named_like_persons(owners)}. If a person may have several rows, {declared}, where M is how "
             f"many of them to keep: all are protected together. If no person has two, give "
             f"{parameter('each_row_is_a_person')}"
-            + (": then columns of such names are left out, unless a schema describes them." if schema is None else ".")
+            + (
+                ": such columns are then left out, and a schema keeps one that names no persons."
+                if schema is None
+                else "."
+            )
         )
     return owners
 

@@ -174,3 +174,30 @@ def test_a_job_with_periods_has_one_clip_norm_by_the_schema(table: pd.DataFrame,
     bounds = {dpdist.open_release(path).bound for path in Path("nights.release.zarr").glob("d*.zarr")}
     (bound,) = bounds
     assert 2**0.5 < bound.shortened_norm < 2**0.5 * (1 + 1e-6)
+
+
+def test_without_a_mean_every_answer_says_what_it_is_about_and_a_file_is_refused_before_it_is_paid(
+    table: pd.DataFrame, call: Call
+) -> None:
+    random = np.random.default_rng(2)
+    table.assign(age=random.integers(18, 90, ROWS), income=random.normal(3e4, 9e3, ROWS)).to_csv("u.csv", index=False)
+    ranged = [("age", "[0, 120]"), ("income", "[0, 60000]")]
+    columns = "".join(f'[[column]]\nname = "{name}"\nkind = "number"\nrange = {ends}\n' for name, ends in ranged)
+    Path("u.toml").write_text('scale = "range"\n' + SCHEMA + columns)
+    asked = (*RELEASE, "--clip", "schema")
+    said = call("release", "u.csv", "u.release.zarr", *asked, "--schema", "u.toml")
+    assert (said.code, "Add --centre private, which costs nothing" in said.message) == (2, True)
+    assert not Path("u.ledger").exists()
+    ingested = call("ingest", "u.csv", "u.zarr", "--schema", "u.toml", *INGEST[5:])
+    assert "Add --centre private, which costs nothing, for answers about the mean." in ingested.out
+    assert call("release", "u.zarr", "about.zarr", *asked).code == 0
+    assert call("release", "u.zarr", "mean.zarr", *asked, "--centre", "private").code == 0
+    about = "about the middle of each range, as no mean was released"
+    for command in (
+        ("regress", "{}.zarr", "--target", "income", "--on", "age"), ("pca", "{}.zarr", "{}.model.zarr"),
+        ("covariance", "{}.zarr", "{}.csv"),
+    ):  # fmt: skip
+        for name in ("about", "mean"):
+            told = call(*(word.format(name) for word in command))
+            assert told.code == 0, told.err
+            assert (about in " ".join(told.out.split())) is (name == "about"), told.out
