@@ -196,7 +196,7 @@ def test_the_first_answer_says_in_its_sentence_that_it_is_of_clipped_rows_in_eve
 
 def test_without_a_number_of_rows_it_is_said_that_the_share_is_unknown() -> None:
     release = PrivatePCA(1, epsilon=9, delta=1e-6, clip=8, neighbours="add-remove").fit(normal(15)).release_
-    assert clipped_rows(release).describe().endswith("(how many is unknown)")
+    assert clipped_rows(release).describe().endswith("(how many is unknown), about zero, as no mean was released")
     assert ClippedRows(1.0, 0.99, 0.02, 1.0, centred=True).describe().endswith("(nearly all were)")
     assert ClippedRows(1.0, 0.8, 0.01, 0.81, centred=True).describe().endswith("(perhaps most of them, at most 81%)")
     assert ClippedRows(1.0, 0.9, 0.3, 1.0).describe().endswith("(up to all of them)")
