@@ -141,7 +141,8 @@ def test_scales_outside_the_proof_are_refused() -> None:
 
 def test_no_other_module_draws_a_random_bit() -> None:
     root = Path(dpdist.__file__).parent
-    pattern = r"(?m)urandom|getrandom|\bsecrets\b|^import random$|np\.random|numpy\.random|default_rng|^ *(import|from) uuid|\buuid[1-8]\("
+    generators = r"urandom|getrandom|\bsecrets\b|^import random$|np\.random|numpy\.random|default_rng"
+    pattern = rf"(?m){generators}|^ *(import|from) uuid|\buuid[1-8]\("
     examples = re.compile(r"(?m)^ *(>>>|\.\.\.) .*$")  # of docstrings
     users = {
         str(p.relative_to(root)) for p in root.rglob("*.py") if re.search(pattern, examples.sub("", p.read_text()))
