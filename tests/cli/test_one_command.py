@@ -185,7 +185,7 @@ def test_what_is_for_files_is_refused_for_rows_and_a_release_over_the_rows(call:
 def test_a_request_that_cannot_succeed_declares_no_budget(folder: Path, call: Call) -> None:
     table().to_parquet("t.parquet")
     for asked, cure in (
-        (("--clip", "300"), "Let the release choose a centre"), (("--budget-epsilon", "0.5"), "exceeds the budget"),
+        (("--clip", "300"), "Add --centre private"), (("--budget-epsilon", "0.5"), "exceeds the budget"),
         (("--budget-epsilon", "2", "--budget-delta", "0"), "exceeds the budget"),
     ):  # fmt: skip
         said = call("release", "t.parquet", "r.zarr", *LOSS, *asked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import gc
 import gzip
 import io
 import lzma
@@ -144,6 +145,7 @@ def test_what_is_said_of_a_table_of_another_kind_makes_it_one_that_is_read(tmp_p
         new = typed(told_of(path), path, makes)
         ingest(new, folder / "rows.zarr")
         assert np.array_equal(stored(folder / "rows.zarr"), FRAME), name
+    gc.collect()  # what was typed leaves a connection open
 
 
 def test_what_is_no_table_is_said_to_be_what_it_is(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_workers_that_may_write_blocks_of_a_collection_to_their_disks_are_told_o
     how: dict[str, Any] = {"threads_per_worker": 1, "processes": False, "dashboard_address": "127.0.0.1:0"}
     with (
         dask.config.set(own),
-        LocalCluster(n_workers=0 if adaptive else 1, memory_limit="1GiB", **how) as made,
+        LocalCluster(n_workers=0 if adaptive else 1, memory_limit="64GiB", **how) as made,
         Client(made),
     ):
         if adaptive:
