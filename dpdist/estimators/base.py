@@ -67,9 +67,9 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc] # no types
         that nearly all rows were clipped. Choose it from public knowledge and never from X, which would leak
         information. None: ``"auto"``, with a private scale and centre unless they are given. ``"auto"`` is 1.75 times
         the square root of d, for columns divided by a scale; with a private scale, d leaves out columns with nearly all
-        values in one bin. ``"private"``: the release first
-        chooses C from a private histogram of the row norms, after any private scaling. ``"schema"``: for rows that were
-        ingested with a schema that bounds every column, the least C that clips none of them.
+        values in one bin. ``"private"``: the release first chooses C from a private histogram of the row norms, after
+        any private scaling. ``"schema"``: for rows that were ingested with a schema that bounds every column, the least
+        C that clips none of them.
     delta : str, int, float or Decimal, default None
         Privacy loss delta, below 1, in the formats of ``epsilon``. None means pure differential privacy.
     mechanism : str, default None

@@ -56,7 +56,11 @@ _PASSED = re.compile("Found array with 0 |Input X contains |Complex data|The fea
 def _of_sklearn(data: Any, check: Callable[..., Any]) -> Any:
     try:
         return check(data, accept_sparse="csr")
-    except (TypeError, ValueError, NotImplementedError) as error:
+    except (
+        TypeError,
+        ValueError,
+        NotImplementedError,
+    ) as error:  # cells are refused with any of these
         message = str(error)
     if _PASSED.match(message):
         raise DataError(message if message.startswith("The feature names") else message.split("\n", maxsplit=1)[0])
@@ -92,7 +96,7 @@ def kind_of(dtype: Any) -> str:
     """Return the letter of a type; O if it has none, and ? for types of Arrow that pandas does not know."""
     try:
         return str(getattr(dtype, "kind", "O"))
-    except NotImplementedError:
+    except NotImplementedError:  # pandas raises it for the kind of an Arrow type that it cannot map
         return "?"
 
 

@@ -177,7 +177,8 @@ def _in_memory(table: Any, schema: Any, owner: Owner) -> Any:
 def _without(table: Any, kept: Sequence[str]) -> str:
     """Return which columns of a DataFrame are left out, as the end of a phrase."""
     columns = table.columns if is_a(table, "pandas", "DataFrame") else ()
-    left_out = [str(name) for name in columns if not any(str(name) in {k, k.partition("=")[0]} for k in kept)]
+    sources = {*kept, *(name.partition("=")[0] for name in kept)}  # a category has a column for each value
+    left_out = [name for name in map(str, columns) if name not in sources]
     return f", without {listed(left_out)}" if left_out else ""
 
 

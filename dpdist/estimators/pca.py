@@ -30,7 +30,7 @@ from dpdist.pca.correlation import correlation as correlation_of
 from dpdist.pca.projection import Projector, scores_in_memory
 from dpdist.pipeline.components import components_of
 from dpdist.release.artefact import Release, open_release
-from dpdist.release.request import Centring, ReleaseRequest
+from dpdist.release.request import ReleaseRequest
 from dpdist.runtime.cluster import Cluster
 
 AUTO = "auto"
@@ -574,7 +574,7 @@ def _require_components(request: ReleaseRequest, columns: int, *, count: float |
         require_correlated(
             subspace=fits.releases_subspace(request),
             mechanism=request.mechanism,
-            centred=request.centring is Centring.PRIVATE or request.centre is not None or request.scale == "private",
+            centred=request.centred,
         )
 
 

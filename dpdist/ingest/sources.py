@@ -352,9 +352,9 @@ def text_columns_at(
 
 
 def _not_numbers(head: Head) -> set[str]:
-    from dpdist.rows.encoding import kind_of  # noqa: PLC0415 - imports Arrow
+    from dpdist.rows.encoding import is_number  # noqa: PLC0415 - imports Arrow
 
-    return {name for name, kind in zip(head.names, head.kinds or (), strict=False) if kind_of(kind) != "number"}
+    return {name for name, kind in zip(head.names, head.kinds or (), strict=False) if not is_number(kind)}
 
 
 def _suffix(location: SourceLocation) -> str:

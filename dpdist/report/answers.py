@@ -171,13 +171,13 @@ def _cells(estimate: Estimate) -> tuple[str, str, str]:
 
 
 def between(ends: tuple[float, float]) -> str:
-    """Return an interval with at least three digits, and so many that its ends differ."""
-    low, high = next(texts for digits in range(3, 18) if (texts := _texts(ends, digits))[0] != texts[1] or digits == 17)
+    """Return an interval with three digits, or as many as make its ends differ."""
+    low, high = (f"{end:.3g}" for end in ends)
+    for digits in range(4, 18):
+        if low != high:
+            break
+        low, high = (f"{end:.{digits}g}" for end in ends)
     return f"{low} .. {high}"
-
-
-def _texts(ends: tuple[float, float], digits: int) -> tuple[str, str]:
-    return f"{ends[0]:.{digits}g}", f"{ends[1]:.{digits}g}"
 
 
 def outward(low: float, high: float) -> str:

@@ -22,7 +22,7 @@ from dpdist._util.text import counted, listed
 from dpdist.errors import DataError, UsageError
 from dpdist.naming import parameter, step
 from dpdist.rows.columns import Column
-from dpdist.rows.encoding import DIGIT, UnfitError, holds_numbers, is_text, kind_of, plain, values_of_text
+from dpdist.rows.encoding import DIGIT, UnfitError, holds_numbers, is_number, is_text, plain, values_of_text
 from dpdist.rows.person_names import person_columns
 from dpdist.rows.schema import Schema
 from dpdist.rows.units import Owner
@@ -124,7 +124,7 @@ def schema_of_numbers(
     others = {
         name
         for name, kind in zip(names, kinds or (), strict=False)
-        if kind_of(kind) != "number" and not is_text(kind)  # the cells of text were read
+        if not is_number(kind) and not is_text(kind)  # the cells of text were read
     }
     owners = require_owner(source, names, owner)
     if unclear := sorted(({*unclear} | others) - indexes - {owner.column, *owners}, key=list(names).index):

@@ -130,14 +130,10 @@ def require_types(schema: Schema, kinds: Mapping[str, Any]) -> None:
         raise UsageError(all_of("The schema", wrong, "does not fit the source"))
 
 
-def kind_of(stored: Any) -> str:
-    """Return the kind of column suggested by a stored type, which may follow from single values: see automatic.py."""
+def is_number(stored: Any) -> bool:
+    """Say whether a stored type is of numbers; which of them, libraries choose from values (automatic.py)."""
     stored = stored.value_type if pa.types.is_dictionary(stored) else stored
-    if _is_numeric(stored) or pa.types.is_boolean(stored) or pa.types.is_null(stored):
-        return "number"
-    if _is_time(stored):
-        return "date"
-    return "category" if is_text(stored) else "ignored"
+    return bool(_is_numeric(stored) or pa.types.is_boolean(stored) or pa.types.is_null(stored))
 
 
 def encoded(schema: Schema, columns: Mapping[str, Any], rows: int) -> Iterator[Rows]:
