@@ -162,9 +162,9 @@ def test_the_attack_on_ppm_is_on_two_tables_of_rows_that_differ_in_one(scheduler
     assert np.allclose(change @ shared[:-1].T, 0)
     ppm.main.main(["--quick", "--scheduler", scheduler, "--output", str(tmp_path)], standalone_mode=False)
     (attack,) = json.loads((tmp_path / f"{ppm.NAME}.json").read_text())["attacks"]
-    # 500 releases of either table: the estimate is .036 with a standard deviation of .02
-    assert 0 <= attack["delta at least"] <= attack["delta estimated"] < 0.2
-    assert attack["delta estimated"] > -0.1
+    # 500 releases of either table: the estimate is .036 with a standard deviation of .027 (one in ten is below zero)
+    assert -0.1 < attack["delta estimated"] < 0.2
+    assert 0 <= attack["delta at least"] <= max(0, attack["delta estimated"])
 
 
 # --- theorem 2: bounds on Wishart noise hold of what the mechanisms draw, and the published rates do not
