@@ -56,7 +56,6 @@ from dpdist.moment.gram import Arithmetic, available, fastest, gram_sum, integer
 from dpdist.moment.layout import layout_of  # noqa: E402
 from dpdist.moment.total import add_partials, complete, moment_task, partition_moment  # noqa: E402
 from dpdist.rows import dither  # noqa: E402
-from dpdist.rows.bounding import DITHERED  # noqa: E402
 from dpdist.rows.chunks import ChunkReader  # noqa: E402
 from dpdist.rows.dataset import RowsTable, created, partitions  # noqa: E402
 from dpdist.runtime.local import Computation, Executor, LocalExecutor, Secret  # noqa: E402
@@ -308,7 +307,7 @@ def rival_by(python: str, name: str, table: RowsTable, case: Case) -> dict[str, 
 def measured(case: Case, folder: Path, *, repeats: int, rivals: list[str], pythons: list[str]) -> dict[str, Any]:
     """Measure one case: floors and dpdist in turns, then the others."""
     table = write_rows(case, folder / "rows.zarr")
-    bound = RowBound(case.columns, case.clip, case.grid_bits, rule=DITHERED)
+    bound = RowBound(case.columns, case.clip, case.grid_bits)
     rows = in_memory(table)
     found = LocalExecutor()
     tasks = moment(found, table, bound)

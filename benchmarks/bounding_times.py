@@ -24,7 +24,6 @@ import numpy.typing as npt
 from dpdist import RowBound, open_rows
 from dpdist.moment.total import moment_task, partition_moment
 from dpdist.rows import dither
-from dpdist.rows.bounding import DITHERED
 from dpdist.rows.dataset import created
 
 COLUMNS = (8, 100, 784)
@@ -70,7 +69,7 @@ def tables(rows: int, columns: int) -> dict[str, Rows]:
 
 def block_seconds(columns: int) -> dict[str, float]:
     """Time the bounding of one block."""
-    bound, out = RowBound(columns, 1.0, BITS, rule=DITHERED), np.empty((BLOCK, columns))
+    bound, out = RowBound(columns, 1.0, BITS), np.empty((BLOCK, columns))
     dithers = dither.Dithers(dither.DitherKey(KEY), 0)
     blocks = tables(BLOCK, columns)
     return {name: least(lambda rows=rows: bound.apply(rows, out, dithers)) for name, rows in blocks.items()}  # type: ignore[misc]
@@ -78,7 +77,7 @@ def block_seconds(columns: int) -> dict[str, float]:
 
 def partition_seconds(columns: int) -> dict[str, float]:
     """Time a partition as a worker runs it: read, bounded and summed."""
-    bound, found = RowBound(columns, 1.0, BITS, rule=DITHERED), {}
+    bound, found = RowBound(columns, 1.0, BITS), {}
     with TemporaryDirectory() as folder:
         for number, (name, rows) in enumerate(tables(PARTITION // columns, columns).items()):
             path = Path(folder, f"{number}.zarr")

@@ -43,7 +43,7 @@ from dpdist.pca.noise_edge import QUANTILES, NoiseLaw, law_of
 from dpdist.pca.overlap import Spectrum
 from dpdist.release.attributes import Coverage
 from dpdist.release.combine import combined
-from dpdist.rows.bounding import TRUNCATED
+from dpdist.rows.dither import DitherKey, Dithers
 from dpdist.triangle import unpacked
 
 Floats = npt.NDArray[np.float64]
@@ -184,14 +184,14 @@ def _release(
 ) -> tuple[Release, Floats]:
     """Return a release of rows and their exact integer moment.
 
-    Rows are truncated to 16 bits, by the older rule: so noise is all that is left between the two. What rounding
-    without bias adds is compared with what is stated in ``benchmarks/rounding.py``.
+    Rows are rounded to 16 bits: so noise is all that is left between the two. What rounding to fewer adds is compared
+    with what is stated in ``benchmarks/rounding.py``.
     """
     loss = PrivacyLoss.parse(epsilon, MECHANISMS[mechanism])
-    request = ReleaseRequest(mechanism, loss, _C, centring=centring, rule=TRUNCATED)
+    request = ReleaseRequest(mechanism, loss, _C, centring=centring, grid_bits=16)
     bound, calibrated = request.bound(_D), request.calibrated(_D)
     rows = random.normal(size=(_N, _D)) * np.array([2.0, 0.5, *[0.1] * (_D - 2)])  # a third of them is shortened
-    bounded = bound.apply(rows, np.empty((_N, bound.width))).astype(np.int64)
+    bounded = bound.apply(rows, np.empty((_N, bound.width)), Dithers(DitherKey(bytes(32)), 0)).astype(np.int64)
     moment = bounded.T @ bounded
     answer = unpacked(np.asarray(calibrated.answer(KnownMoment(moment), SYSTEM), dtype=np.int64), bound.width)
     release = Release(

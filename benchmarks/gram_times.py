@@ -34,7 +34,6 @@ from dpdist import RowBound  # noqa: E402
 from dpdist.moment import total  # noqa: E402
 from dpdist.moment.gram import Arithmetic, available, gram_sum  # noqa: E402
 from dpdist.moment.total import BoundedBlocks, moment_task, partition_moment  # noqa: E402
-from dpdist.rows.bounding import DITHERED  # noqa: E402
 
 ENTRIES = 16_000_000
 """Of a table, read by one task."""
@@ -52,7 +51,7 @@ def measured(columns: int, dtype: str, bits: int, longest: float, folder: Path) 
     """Time one table: the floor, and then each arithmetic, over and over."""
     case = Case(dtype, ENTRIES // columns, columns, 0.0)
     table = write_rows(case, folder / "rows.zarr", longest)
-    bound = RowBound(columns, case.clip, bits, rule=DITHERED)
+    bound = RowBound(columns, case.clip, bits)
     task = moment_task(table, bound).with_key(KEY)
     rows = in_memory(table)
     seconds: dict[str, list[float]] = {"floor": [], **{each.name: [] for each in available()}}
@@ -97,8 +96,7 @@ def phases(task: total.MomentTask, whole: list[float]) -> dict[str, float]:
         sums._multiply = lambda *_: None  # type: ignore[attr-defined] # noqa: SLF001 - all but the products
         begun = time.thread_time()
         for rows, dithers in blocks.batches(total.stored_rows(task.table, sums.at_once)):
-            if dithers is not None:
-                sums.add_dithered(rows, task.bound, dithers)
+            sums.add_dithered(rows, task.bound, dithers)
         packed.append(time.thread_time() - begun)
     spent = {"read": min(read), "pack": min(packed) - min(read), "product": min(whole) - min(packed)}
     return {name: each / entries * 1e9 for name, each in spent.items()} | {"all": min(whole) / entries * 1e9}

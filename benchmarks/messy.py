@@ -51,7 +51,7 @@ from dpdist.pca.bias import clipped_rows
 from dpdist.pca.components import components
 from dpdist.pca.correlation import correlation
 from dpdist.release import stages, trusted
-from dpdist.rows.bounding import TRUNCATED
+from dpdist.rows.dither import DitherKey, Dithers
 from dpdist.triangle import packed
 
 Floats = npt.NDArray[np.float64]
@@ -154,13 +154,13 @@ def request_of(name: str, rows: Floats, epsilon: str) -> ReleaseRequest:
     loss, names = PrivacyLoss.parse(epsilon, "1e-6"), _names(rows)
     if not name.startswith("ranges"):
         return ReleaseRequest(
-            "gaussian", loss, "auto", scale="private", centring=Centring.PRIVATE, targets=names[-1:], rule=TRUNCATED
+            "gaussian", loss, "auto", scale="private", centring=Centring.PRIVATE, targets=names[-1:], grid_bits=16
         )
     low, high = (np.array([18, 0, 0, 0]), np.array([90, 20, 120, 8000])) if name == "ranges" else (0 * rows[0], 1.0)
     centre, half = (low + high) / 2, np.broadcast_to((high - low) / 2, rows[0].shape)
     clip = float(np.sqrt(rows.shape[1])) * (1 + 1e-6)
     return ReleaseRequest(
-        "gaussian", loss, clip, centring=Centring.PRIVATE, scale=tuple(half.tolist()), rule=TRUNCATED,
+        "gaussian", loss, clip, centring=Centring.PRIVATE, scale=tuple(half.tolist()), grid_bits=16,
         centre=tuple(np.broadcast_to(centre, rows[0].shape).tolist()),
     )  # fmt: skip
 
@@ -183,7 +183,7 @@ def drawn(rows: Floats, request: ReleaseRequest) -> tuple[Release, Floats, float
         stages.require_seen(asked, ColumnCounting(grids_of_numbers(d)), count)
         asked, staged = stages.draw_unrecorded(asked, _names(rows), count, counts)
     bound = asked.bound(d)
-    bounded = bound.apply(rows, np.empty((count, bound.width)))
+    bounded = bound.apply(rows, np.empty((count, bound.width)), Dithers(DitherKey(bytes(32)), 0))
     moment = MomentMatrix(packed(np.rint(bounded.T @ bounded).astype(np.int64)), bound.width)
     made = trusted.draw_unrecorded(asked, moment, names=_names(rows), rows=count, datasets=("d",), staged=staged)
     shifted = np.empty_like(rows)

@@ -1,7 +1,7 @@
 """What a night costs after 10 to 3650 nights: time, memory, and bytes that are read, of a tree and of a banded series.
 
 The first night is a real one. Those before a measured night are written as a run leaves them, and not lived through:
-rows with their seals, source files, the ledger's entries, its witness and checkpoint, and of the releases those that a
+rows with their seals, source files, the ledger's entries, its witness, and of the releases those that a
 later night opens; others are empty folders. Then three nights are run, each by a process of its own, and the median of
 three is told. Processor time and bytes are those of the run, after a small one in the same process, which imports the
 modules; memory is the largest of the process.
@@ -34,7 +34,6 @@ from dpdist.jobs import job_file
 from dpdist.jobs import run as job_runs
 from dpdist.jobs.series import open_series
 from dpdist.jobs.totals import opened
-from dpdist.ledger import checkpoint
 from dpdist.ledger.journal import Begun, Closed, Committed, CommitWitnessed, Event, Published, Reserved
 from dpdist.ledger.witness import FolderWitness, WitnessRecord
 from dpdist.release import combine
@@ -106,7 +105,6 @@ class Series:
             ledger._append(view, transaction, *self.entries(begin, end - 1, seals), last)  # noqa: SLF001
         with FolderWitness().locked(ledger.ledger_id) as held, ledger._locked() as (view, _):  # noqa: SLF001
             held.write(WitnessRecord.of(view))
-            checkpoint.write(view)
         published, periods = self.folder / "published", [name_of(number) for number in range(end)]
         for count in range(begin + 1, end):
             for node in self.plan.released(count):
@@ -225,7 +223,7 @@ def report(every: dict[str, dict[str, Any]]) -> str:
         "",
         "What is opened for the total is flat. Time and memory are not: each earlier night adds what is looked up of",
         "it. Of its source, which may have changed or come twice, and of its rows, which are counted for delta, small",
-        "files are read; of its releases checkpoint and witness of the ledger say a line, read and written anew.",
+        "files are read; of its releases the witness of the ledger says a line, read and written anew.",
     ]
     return "\n".join(lines) + "\n"
 

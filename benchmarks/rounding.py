@@ -1,6 +1,6 @@
 """How far rounding moves a second moment beside the noise: stated, and measured on public and synthetic rows.
 
-Every table is rounded to grids of several bits by both rules, truncation and rounding without bias, and the second
+Every table is rounded to grids of several bits, and the second
 moment is compared with that of the same rows shortened and not rounded. The error in spectral norm stands over the edge
 of the noise of `gaussian` at epsilon 1, delta 1e-6 under replace-one. All rows here are public or made up::
 
@@ -24,8 +24,8 @@ import numpy.typing as npt
 
 from dpdist import PrivacyLoss, ReleaseRequest
 from dpdist.pca.noise_edge import CONFIDENCE, law_of
-from dpdist.rows.bounding import DITHERED, TRUNCATED, RowBound
-from dpdist.rows.dither import Dithering, DitherKey, Dithers
+from dpdist.rows.bounding import RowBound
+from dpdist.rows.dither import DitherKey, Dithers
 from dpdist.rows.rounding import spectral_error
 
 Rows = npt.NDArray[np.float64]
@@ -93,14 +93,11 @@ def cases(folder: Path) -> Iterator[Case]:
 
 
 def shortened(rows: Rows, bound: RowBound) -> Rows:
-    """Return rows shortened as a rule says, in steps, and not rounded to the grid."""
-    if bound.rule == TRUNCATED:
-        steps = rows * (2**bound.grid_bits / bound.clip_norm)
-        found: Rows = steps / np.maximum(1, np.linalg.norm(steps, axis=1, keepdims=True) / 2**bound.grid_bits)
-        return found
-    rule = Dithering(bound.columns, bound.grid_bits)
+    """Return shortened rows, in steps, and not rounded to the grid."""
     steps = rows * (2**bound.grid_bits / bound.clip_norm)
-    inner: Rows = steps / np.maximum(1, np.linalg.norm(steps, axis=1, keepdims=True) / rule.radius)
+    inner: Rows = steps / np.maximum(
+        1, np.linalg.norm(steps, axis=1, keepdims=True) * bound.unit / bound.shortened_norm
+    )
     return inner
 
 
@@ -109,27 +106,23 @@ def measured(case: Case, bound: RowBound) -> float:
     error = np.zeros((case.columns, case.columns))
     out, first = np.empty((_PIECE, case.columns)), 0
     for piece in case.pieces():
-        dithers = Dithers(KEY, first) if bound.rule == DITHERED else None
-        z = bound.apply(piece, out, dithers)
+        z = bound.apply(piece, out, Dithers(KEY, first))
         x = shortened(piece, bound)
         error += z.T @ z - x.T @ x
         first += len(piece)
-    if bound.rule == DITHERED:
-        error -= np.eye(case.columns) * case.rows / 4
+    error -= np.eye(case.columns) * case.rows / 4
     return float(np.abs(np.linalg.eigvalsh(error)).max())
 
 
 def compared(case: Case, bits: int) -> dict[str, float]:
-    """Return the errors of both rules, and what is stated, over the edge of the noise."""
+    """Return the error, and what is stated, over the edge of the noise."""
     request = ReleaseRequest("gaussian", LOSS, case.clip, grid_bits=bits)
     law = law_of(request.calibrated(case.columns).noise, case.columns)
     if law is None:
         raise AssertionError("the noise of gaussian has a known edge")
     edge = law.edge_at(CONFIDENCE)
-    old, new = (RowBound(case.columns, case.clip, bits, rule=rule) for rule in (TRUNCATED, DITHERED))
     return {
-        "truncated": measured(case, old) / edge,
-        "dithered": measured(case, new) / edge,
+        "measured": measured(case, RowBound(case.columns, case.clip, bits)) / edge,
         "stated": spectral_error(case.rows, case.columns, bits) / edge,
     }
 
@@ -143,7 +136,7 @@ def main() -> None:
     results: dict[str, Any] = {}
     lines = [
         "Error of rounding in spectral norm, over the edge of the noise of `gaussian` (epsilon 1, delta 1e-6,",
-        "replace-one): measured of truncation, of rounding without bias, and in brackets what is stated of the latter.",
+        "replace-one): measured, and in brackets what is stated.",
         "In bold the bits that are taken by default, where they are here.",
         "",
         "| table | n, d | " + " | ".join(f"b = {bits}" for bits in BITS) + " | default |",
@@ -155,7 +148,7 @@ def main() -> None:
         results[case.name] = {"n": case.rows, "d": case.columns, "clip": case.clip, "default": default, "bits": found}
         cells = []
         for bits, each in found.items():
-            text = f"{each['truncated']:.2g}, {each['dithered']:.2g} ({each['stated']:.2g})"
+            text = f"{each['measured']:.2g} ({each['stated']:.2g})"
             cells.append(f"**{text}**" if bits == str(default) else text)
         lines.append(f"| {case.name} | {case.rows}, {case.columns} | " + " | ".join(cells) + f" | {default} |")
         print(lines[-1], flush=True)

@@ -17,12 +17,9 @@ if TYPE_CHECKING:  # the double names export them to type checkers
     from dpdist.errors import ClippedRowsWarning as ClippedRowsWarning
     from dpdist.errors import DataError as DataError
     from dpdist.errors import DpdistError as DpdistError
-    from dpdist.errors import DrownedWarning as DrownedWarning
-    from dpdist.errors import NoWitnessWarning as NoWitnessWarning
     from dpdist.errors import PrivacyLeakWarning as PrivacyLeakWarning
     from dpdist.errors import RefusedError as RefusedError
     from dpdist.errors import ResumableError as ResumableError
-    from dpdist.errors import ShortenedRowsWarning as ShortenedRowsWarning
     from dpdist.errors import UsageError as UsageError
     from dpdist.errors import WeakGuaranteeWarning as WeakGuaranteeWarning
     from dpdist.estimators import PrivateCovariance as PrivateCovariance
@@ -68,9 +65,8 @@ if TYPE_CHECKING:  # the double names export them to type checkers
 
 _NAMES = {
     "errors": (
-        "BelowNoiseWarning", "ClippedRowsWarning", "DataError", "DpdistError", "DrownedWarning", "NoWitnessWarning",
-        "PrivacyLeakWarning", "RefusedError", "ResumableError", "ShortenedRowsWarning", "UsageError",
-        "WeakGuaranteeWarning",
+        "BelowNoiseWarning", "ClippedRowsWarning", "DataError", "DpdistError", "PrivacyLeakWarning",
+        "RefusedError", "ResumableError", "UsageError", "WeakGuaranteeWarning",
     ),
     "estimators": ("PrivateCovariance", "PrivatePCA", "PrivateRidge"),
     "estimators.one_call": ("private_pca",),

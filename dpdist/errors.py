@@ -146,8 +146,6 @@ class WeakGuaranteeWarning(UserWarning):
 class ClippedRowsWarning(UserWarning):
     """Nearly every row was clipped to the clip norm, so the release describes clipped rows.
 
-    Also available as ``ShortenedRowsWarning``, its name in earlier versions.
-
     See Also
     --------
     PrivatePCA, PrivateCovariance, PrivateRidge : Raise this warning.
@@ -155,28 +153,14 @@ class ClippedRowsWarning(UserWarning):
     """
 
 
-class NoWitnessWarning(UserWarning):
-    """A ledger is older than its witness, so use of earlier copies cannot be detected. Raised once per ledger.
-
-    See Also
-    --------
-    Ledger : Raises this warning.
-    """
-
-
 class BelowNoiseWarning(UserWarning):
     """Part of an answer may be noise: components below the noise edge, targets that the columns may not explain.
-
-    Also available as ``DrownedWarning``, its name in earlier versions.
 
     See Also
     --------
     PrivatePCA, PrivateRidge, PrivateCovariance : Raise this warning.
     forecast_release : Predicts the components above the noise.
     """
-
-
-ShortenedRowsWarning, DrownedWarning = ClippedRowsWarning, BelowNoiseWarning
 
 
 class ResumableError(DpdistError):

@@ -11,7 +11,6 @@ import json
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -23,7 +22,7 @@ from dpdist._util import interruption
 from dpdist._util.text import printable
 from dpdist._version import __version__
 from dpdist.cli.output import BARS, VERBOSITY, complain, unwritten
-from dpdist.errors import DpdistError, NoWitnessWarning, ResumableError, UsageError, WeakGuaranteeWarning
+from dpdist.errors import DpdistError, ResumableError, UsageError, WeakGuaranteeWarning
 from dpdist.naming import COMMAND_LINE, SPELLINGS, naming
 
 COMMANDS = {
@@ -144,10 +143,7 @@ def execute(command: click.Command) -> None:
 def _outcome(command: click.Command) -> int:
     """Run a command, report its failure if any, and return the exit code."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("always", NoWitnessWarning)
-            warnings.showwarning = _warning_printer(warnings.showwarning)
-            code = command(standalone_mode=False)
+        code = command(standalone_mode=False)
     except DpdistError as error:
         return _failed(str(error), error.exit_code)
     except click.exceptions.Exit as stop:
@@ -175,18 +171,6 @@ def _unforeseen(error: Exception) -> tuple[str, int]:
     frame = traceback.extract_tb(error.__traceback__)[-1]
     location = f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}"
     return f"This is a defect in dpdist: {location}. Please report it with the command you ran.", 1
-
-
-def _warning_printer(shown: Callable[..., None]) -> Callable[..., None]:
-    """Return a ``showwarning`` that prints our warnings as messages."""
-
-    def show(message: Warning | str, category: type[Warning], *args: object, **kwargs: object) -> None:
-        if issubclass(category, NoWitnessWarning):
-            complain(f"dpdist: {message}")
-        else:
-            shown(message, category, *args, **kwargs)
-
-    return show
 
 
 def _failed(message: str, code: int, prefix: str = "dpdist: ") -> int:

@@ -1,4 +1,4 @@
-"""The commands ledger create, show, verify, attest, raise, export and adopt."""
+"""The commands ledger create, show, verify, raise, export and adopt."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.options import BudgetOptions
 from dpdist.pipeline.budget import create_ledger, verify_ledger
+from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.storage.store import AnyStore
 
 
@@ -28,14 +29,33 @@ def ledger() -> None:
 @click.argument("ledger", type=LEDGER)
 @click.option("--rows", required=True, type=STORE, help="The rows that the budget protects.")
 @options(BudgetOptions, "budget_options")
+@click.option(
+    "--spent",
+    metavar="EPSILON[,DELTA]",
+    help="What releases about the same people cost before this ledger; it is taken off the budget.",
+)
 @json_option
-def ledger_create(ledger: LedgerAddress, rows: AnyStore, budget_options: BudgetOptions, as_json: bool) -> None:
-    """Declare a budget. LEDGER is a new folder or postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME."""
-    budget, fresh = budget_options.budget, not Ledger.stands_at(ledger)
-    created = create_ledger(ledger, rows, budget)
+def ledger_create(
+    ledger: LedgerAddress, rows: AnyStore, budget_options: BudgetOptions, spent: str | None, as_json: bool
+) -> None:
+    """Declare a budget. LEDGER is a new folder or postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME.
+
+    With --spent, it replaces a ledger of a version before 0.1.0, and the guarantee repeats the statement.
+    """
+    fresh = not Ledger.stands_at(ledger)
+    created = create_ledger(ledger, rows, budget_options.budget, _loss(spent))
     before = "" if fresh else ", unchanged"
+    used = "" if created.spent is None else f" left, as {created.spent} was spent before"
     value = {"ledger": str(ledger), "fresh": fresh, **created.budget.to_json()}
-    answer(as_json, value, f"{ledger}: budget {created.budget}{before}.")
+    answer(as_json, value, f"{ledger}: budget {created.budget}{used}{before}.")
+
+
+def _loss(text: str | None) -> PrivacyLoss | None:
+    """Return a loss given as EPSILON or EPSILON,DELTA."""
+    if text is None:
+        return None
+    epsilon, _, delta = text.partition(",")
+    return PrivacyLoss.parse(epsilon, delta or 0)
 
 
 @ledger.command("show")
@@ -88,20 +108,6 @@ def ledger_verify(ledger: LedgerAddress, releases: tuple[AnyStore, ...], as_json
     value = {"ledger": str(ledger), "intact": True, "head": opened.head, "releases": count, "guarantee": guarantee}
     message = f"{ledger}: intact, {counted(count, 'release')}, head {opened.head}. Guarantee: {guarantee}."
     answer(as_json, value, message)
-
-
-@ledger.command("attest")
-@click.argument("ledger", type=LEDGER)
-@click.option("--fixed-beforehand", is_flag=True, required=True, help="Required; the journal records the statement.")
-@json_option
-def ledger_attest(ledger: LedgerAddress, fixed_beforehand: bool, as_json: bool) -> None:  # noqa: ARG001 - required
-    """Attest that all requests were fixed before the first answer. Only for ledgers of an older version.
-
-    Such a ledger has no caps, so nothing is proved for its releases of several kinds together. If no request depended
-    on an answer, attest it: the ledger can be used again, and `show` and every later release repeat the condition.
-    """
-    balance = Ledger(ledger).attest()
-    answer(as_json, {"ledger": str(ledger), **balance.to_json()}, f"{ledger}: {balance}.")
 
 
 @ledger.command("raise")

@@ -31,7 +31,6 @@ from dpdist.estimators.labels import require_same_columns
 from dpdist.ingest.registered import open_rows
 from dpdist.ledger.address import LedgerAddress, address_of
 from dpdist.ledger.in_memory import REGISTER, Budget
-from dpdist.ledger.ledger import Ledger
 from dpdist.mechanisms.info import COMPONENTS, Output
 from dpdist.mechanisms.registry import mechanism_named, recommended
 from dpdist.moment.histograms import ColumnCounting, grids_of_numbers
@@ -39,7 +38,6 @@ from dpdist.moment.operator import MomentMatrix
 from dpdist.naming import step
 from dpdist.options import ROWS_AT_MOST, Amount, Clip, RequestOptions, Word
 from dpdist.pca.bias import clipped_rows
-from dpdist.pipeline.budget import ledger_place
 from dpdist.pipeline.release import release_table
 from dpdist.privacy import checks
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, neighbours_of
@@ -183,15 +181,7 @@ def release_target(estimator: PrivateEstimator, rows: Store, request: ReleaseReq
     if estimator.release is not None:
         return store_at(estimator.release)
     name, table = str(rows).rpartition("/")[2].removesuffix(".zarr"), open_rows(rows)
-    ledger_path = ledger_place(table, _ledger_address(estimator))
-    ledger = Ledger(ledger_path) if Ledger.stands_at(ledger_path) else None
-
-    def of(version: ReleaseRequest) -> Store:
-        return rows.parent.within(f"{name}.{version.release_id(table)}.zarr")
-
-    current = request.of_table(table)
-    charged = (trusted.charged_request(request, table, ledger, of(older)) for older in request.older())
-    return of(next((candidate for candidate in charged if candidate != current), current))
+    return rows.parent.within(f"{name}.{request.release_id(table)}.zarr")
 
 
 def _ledger_address(estimator: PrivateEstimator) -> LedgerAddress | None:

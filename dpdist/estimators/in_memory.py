@@ -74,7 +74,7 @@ class ArraySum:
 class RowSum:
     """Adds rows that come in blocks of any length."""
 
-    def __init__(self, bound: RowBound, key: bytes, dither: DitherKey | None = None) -> None:
+    def __init__(self, bound: RowBound, key: bytes, dither: DitherKey) -> None:
         self._bound = bound
         self._key = key
         self._dither = dither
@@ -99,7 +99,7 @@ class RowSum:
         count = rows.shape[0]
         if count > self._buffer.shape[0]:
             self._buffer = np.empty((count, self._bound.width))
-        dithers = None if self._dither is None else Dithers(self._dither, self._rows)
+        dithers = Dithers(self._dither, self._rows)
         self._rows += count
         compiled = self._rows * self._bound.columns >= COMPILED_VALUES
         self._gram.add(
@@ -163,7 +163,7 @@ class BlockSum:
 
     def __call__(self, rows: Any) -> ArraySum:
         """Sum the rows of a block."""
-        row_sum = RowSum(self.bound, self.key, key_here(self.bound))
+        row_sum = RowSum(self.bound, self.key, key_here())
         row_sum.add(rows)
         return row_sum.total()
 

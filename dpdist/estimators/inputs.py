@@ -101,7 +101,7 @@ class Rows:
         """Return the exact sum over all rows, in one pass."""
 
         def of_run(rows: range) -> ArraySum:
-            row_sum = RowSum(bound, key, key_here(bound))
+            row_sum = RowSum(bound, key, key_here())
             for _, batch in self._batches(rows):
                 row_sum.add(batch)
             return row_sum.total()

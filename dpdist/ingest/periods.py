@@ -201,11 +201,6 @@ def _require_same(entry: Path, read: Sequence[SourceFile], ingested: RowsTable, 
                 f"{entry} was read with another schema than earlier periods, whose rows are summed with these. "
                 "Use their schema, or begin another folder of periods."
             )
-        if ingested.rows and ingested.dropped != before.dropped:
-            raise DataError(
-                "Earlier periods store rows that the schema drops as zeros, as versions up to 0.1.0 did; those of "
-                f"{entry} would count as the centre of the others. Begin another folder of periods."
-            )
     _require_plain(entry)
     now = [_stat(name, files) for name, files in _sources(entry).items()]
     if now != [(file.name, file.size, file.mtime_ns) for file in read]:

@@ -14,18 +14,15 @@ from dpdist.ingest.registered import open_rows
 from dpdist.jobs.job_file import Job
 from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.ledger import Ledger
-from dpdist.ledger.state import State
 from dpdist.naming import parameter, step
 from dpdist.pipeline import budget
 from dpdist.privacy import accounting
 from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
-from dpdist.release import trusted
 from dpdist.release.first_scale import FirstScale, FirstScaleRequest
-from dpdist.release.request import FIRST_RULE, ReleaseRequest
+from dpdist.release.request import ReleaseRequest
 from dpdist.release.series import Node, PeriodSum, Toeplitz, Tree
 from dpdist.rows.periods import PeriodicTable, Span, counted_rows
 from dpdist.rows.units import Unit
-from dpdist.storage.store import store_at
 
 
 @dataclass(frozen=True)
@@ -46,13 +43,8 @@ class Series:
     def request(self) -> ReleaseRequest:
         """The request of the first release; the others share its grid, as they are added up."""
         (leaf,) = self.plan.released(1)
-        first, target = self.span(leaf), self.path_of(list(self.ledger.periods), leaf)
-        request = replace(self._shared, loss=self._loss_of(leaf))
-        labelled = replace(request, period=first.label)
-        charged = replace(
-            trusted.charged_request(labelled, first, self.ledger, store_at(target)), period=request.period
-        )
-        return charged if first.unit is None else replace(charged, grid_bits=charged.of_table(first).grid_bits)
+        request, first = replace(self._shared, loss=self._loss_of(leaf)), self.span(leaf)
+        return replace(request, grid_bits=request.of_table(first).grid_bits)
 
     def request_for(self, node: Node | PeriodSum, span: Span) -> ReleaseRequest:
         """Return the request for a node."""
@@ -68,10 +60,7 @@ class Series:
             return None
         ((period, seal), *_) = self.ledger.periods.items()
         first = self.table.span({period: seal}, 0)
-        older = FirstScaleRequest(replace(self.job.request, choice_rule=FIRST_RULE))
-        record = self.ledger.record(older.release_id(first))
-        charged = record is not None and record.state is not State.ABORTED
-        return FirstScale(older if charged else FirstScaleRequest(self.job.request), first, self.ledger_address)
+        return FirstScale(FirstScaleRequest(self.job.request), first, self.ledger_address)
 
     @cached_property
     def _shared(self) -> ReleaseRequest:

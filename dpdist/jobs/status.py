@@ -34,7 +34,7 @@ from dpdist.release.advice import choice_refused
 from dpdist.release.first_scale import shared
 from dpdist.release.request import Parts, auto_clip
 from dpdist.release.series import Toeplitz
-from dpdist.release.trusted import charged_request, stands_at
+from dpdist.release.trusted import stands_at
 from dpdist.rows.dataset import RowsTable
 from dpdist.rows.periods import counted_rows, open_periods
 from dpdist.rows.units import Unit
@@ -150,7 +150,7 @@ class _NextRun:
         """The record of the release of that table."""
         if self.job.periodic or self.ledger is None:
             return None
-        return self.ledger.record(_release_id(self.job, self.ledger))
+        return self.ledger.record(_release_id(self.job))
 
     @cached_property
     def known_columns(self) -> int | None:
@@ -242,10 +242,9 @@ def _of_scale(record: Record) -> bool:
     return record.parameters.get("mechanism") == SCALES
 
 
-def _release_id(job: Job, ledger: Ledger | None) -> str:
-    """Return the id of the release of existing rows, as it was charged."""
-    table = open_rows(job.rows)
-    return charged_request(job.request, table, ledger, store_at(job.release)).release_id(table)
+def _release_id(job: Job) -> str:
+    """Return the id of the release of existing rows."""
+    return job.request.release_id(open_rows(job.rows))
 
 
 def _require_paths(job: Job) -> None:
@@ -261,7 +260,7 @@ def _require_paths(job: Job) -> None:
         for folder in filter(None, (job.release, job.model)):
             require_folder(local(str(folder)))
         return
-    release_id = _release_id(job, None) if exists else None
+    release_id = _release_id(job) if exists else None
     stands_at(store_at(job.release), release_id)
     for path, noun in ((job.model, "model"), (job.scores, "scores")):
         if path is not None and (release_id is None or not made_from(path, noun, release_id=release_id)):
@@ -328,7 +327,7 @@ def _person_noise(job: Job, columns: int | None, charges: list[Charge]) -> Perso
         if columns is not None:
             request = replace(job.request.with_placeholders, loss=loss)
             if job.request.clip_norm == "auto":
-                request = replace(request, clip_norm=auto_clip(columns, request.choice_rule))
+                request = replace(request, clip_norm=auto_clip(columns))
             elif job.request.clip_norm == "schema":
                 request = request.on_grid(columns).by_schema(job.choices.schema)
             variance = request.calibrated(columns, rows * max(weights, default=1)).noise.variance_off_diagonal

@@ -21,9 +21,7 @@ from dpdist.privacy import checks
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.combine import combined, estimated, last_periods, next_total, write_sum
 from dpdist.release.series import Node, PeriodSum, Toeplitz, Tree, total_of, variance_factor
-from dpdist.storage.arrays import attributes_of
 from dpdist.storage.atomic import make_public_folder
-from dpdist.storage.store import store_at
 
 _ENTRY_BYTES = 8
 
@@ -146,21 +144,18 @@ def _opened(series: Series, periods: Sequence[str], node: Node | PeriodSum) -> R
 
 def _write_total(series: Series, periods: Sequence[str], target: Path) -> None:
     """Write the total of some periods: for a tree, the sum of the best estimates of its roots."""
-    # A published total before the last root replaces its releases; one of an older version, from roots only, is unused.
+    # A published total before the last root replaces its releases.
     plan, parts = series.plan, list[Release]()
     if isinstance(plan, Toeplitz):
         _write_totals(series, plan, periods)
         return
     for node in reversed(total_of(len(periods), plan.levels)):
         parts.append(estimated(node, partial(_opened, series, periods)))
-        earlier_total = _known_total(series, plan, periods[: node.start])
+        earlier_total = _known_total(series, periods[: node.start])
         if earlier_total is not None:
             parts.append(earlier_total)
             break
-    total = combined(parts)
-    published_ids = set((attributes_of(store_at(target)) or {}).get("releases", ()))
-    if not (published_ids and published_ids < set(total.releases)):
-        write_sum(total, target)
+    write_sum(combined(parts), target)
 
 
 def _write_totals(series: Series, plan: Toeplitz, periods: Sequence[str]) -> None:
@@ -194,10 +189,8 @@ def _total(series: Series, periods: Sequence[str], count: int) -> Release:
     return open_release(series.total_path(periods[count - 1]))
 
 
-def _known_total(series: Series, plan: Tree, periods: Sequence[str]) -> Release | None:
-    """Return the published total of some periods, or None if it is missing or does not use all their releases."""
+def _known_total(series: Series, periods: Sequence[str]) -> Release | None:
+    """Return the published total of some periods, or None if it is missing."""
     if not periods or not (target := series.total_path(periods[-1])).exists():
         return None
-    total = open_release(target)
-    number = sum((2 << node.level) - 1 for node in total_of(len(periods), plan.levels))
-    return total if len(total.releases) == number else None
+    return open_release(target)

@@ -14,12 +14,9 @@ from decimal import Decimal
 from operator import add
 from typing import Any
 
-from msgspec.structs import replace
-
 from dpdist._util.text import counted, fields_as_json, listed
 from dpdist.errors import DataError, RefusedError, UsageError
-from dpdist.ledger import checkpoint
-from dpdist.ledger.journal import ORIGIN, Capped, Created, Entry, Event, Raised, Storage, Transaction, entry_of
+from dpdist.ledger.journal import Capped, Entry, Event, Raised, Storage, Transaction, entry_of
 from dpdist.ledger.state import Record, State, View
 from dpdist.naming import parameter, step
 from dpdist.privacy.accounting import CapSet, Left, caps_for, certified, prices
@@ -35,9 +32,9 @@ class Balance:
     charged: int  # releases
     left: Left  # for a release of the whole table, or of a future period where rows come in periods
     left_closed: Left | None = None  # for a release of all closed periods; None without periods
-    closed: bool = False  # nothing can be charged: exhausted, or a version 1 ledger without caps
+    closed: bool = False  # nothing can be charged
     exhausted: bool = False  # the whole budget was charged because the witness was lost (dpdist.ledger.witness)
-    condition: str | None = None  # statements on which the guarantee rests: past requests, declared sensitivities
+    condition: str | None = None  # statements on which the guarantee rests, such as declared sensitivities
     exceeded: bool = False  # by tampering, or by two machines without a common witness
 
     @property
@@ -48,8 +45,6 @@ class Balance:
         if self.exhausted:
             stated = "" if self.condition is None else f" if {self.condition}"
             return f"the charges here keep the budget{stated}; releases of other copies are unknown"
-        if self.closed:
-            return "none if a release was chosen from earlier answers: no caps were fixed before the first"
         sentence = "all charges together keep the budget"
         if self.condition is not None:
             return f"{sentence} if {self.condition}"
@@ -67,12 +62,6 @@ class Balance:
             return "left: nothing, because the charges exceed the budget"
         if self.exhausted:
             return f"left: nothing, because the whole budget was charged by {step('ledger adopt')}"
-        if self.closed:
-            return (
-                "left: nothing. An older version created this ledger, and its releases fit no caps that were fixed "
-                "before the first answer. If all requests were fixed before the first answer, state that with "
-                f"{step('ledger attest')}"
-            )
         text = f"left: {self.left}"
         if self.left_closed is not None:
             text += f" for a future period, {self.left_closed} for all closed periods together"
@@ -87,17 +76,9 @@ class Balance:
 
 
 def refusal(
-    location: str, budget: PrivacyLoss, accounts: PeriodFilters | None, charged: Sequence[Charge], charge: Charge
+    location: str, budget: PrivacyLoss, accounts: PeriodFilters, charged: Sequence[Charge], charge: Charge
 ) -> str:
     """Return the message that refuses a release."""
-    if accounts is None:
-        return (
-            f"An older version created {location}, and its releases fit no caps that were fixed before the first "
-            "answer, so no guarantee would cover another release. Nothing was read or spent. If all requests so far "
-            "were fixed before the first answer, state that with "
-            f"{step('ledger attest', location, fixed_beforehand='')}. Repeating an earlier release with the same "
-            "parameters is free."
-        )
     before = left = ""
     if charged:
         verb = "is" if len(charged) == 1 else "are"
@@ -156,12 +137,13 @@ def matching_periods(view: View, periods: Mapping[str, str], location: str) -> t
 
 def raising(view: View, charge: Charge, location: str) -> str:
     """Return a sentence, after a space, on how to raise the budget for one more charge; may be empty."""
-    loss, budget = charge.guarantee.loss, view.declared
+    loss, budget, spent = charge.guarantee.loss, view.declared, view.spent
     join = max if view.first_charged is None else add
     delta = min(ATTO - 1, join(budget.delta_atto, loss.delta_atto))
     larger = PrivacyLoss(join(budget.epsilon_micro, loss.epsilon_micro), delta)
     if isinstance(budget, MixedBudget) or raised(view, larger, charge) is None:
         return ""
+    larger = larger if spent is None else larger.more(spent)
     line = step(
         "ledger raise", location, budget_epsilon=f"{Decimal(larger.epsilon_micro).scaleb(-6).normalize():f}",
         **({"budget_delta": str(Decimal(larger.delta_atto).scaleb(-18).normalize())} if larger.delta_atto else {}),
@@ -237,25 +219,14 @@ def caps_to_fix(view: View, charge: Charge, location: str) -> list[Event]:
     require_within_budget(view, location)
     require_relation(view, guarantee.neighbours, location)
     accounts = view.accounts_for(guarantee)
-    if accounts is None or not accounts.holds(charge):
-        cure = raising(view, charge, location) if accounts is not None else ""
-        raise RefusedError(refusal(location, view.declared, accounts, view.charged, charge) + cure)
+    if accounts is None:
+        raise AssertionError("an exceeded or exhausted ledger is refused above")
+    if not accounts.holds(charge):
+        message = refusal(location, view.declared, accounts, view.charged, charge)
+        raise RefusedError(message + raising(view, charge, location))
     if view.accounts is not None:
         return []
     return [Capped(tuple(caps.to_json() for caps in accounts.caps))]
-
-
-def format_upgrade(view: View, draws: int) -> tuple[Created, ...]:
-    """Return the event to write before the first release in several draws, whose format older versions refuse."""
-    return upgrade_to(view, draws + 1) if draws > 1 else ()
-
-
-def upgrade_to(view: View, version: int) -> tuple[Created, ...]:
-    """Return the event to write before the first entry of a version; none if the ledger has it."""
-    required = view.format_of(version)
-    if view.format >= required:  # the formats differ only in the last digit
-        return ()
-    return (replace(view.created, format=required),)
 
 
 def raised(view: View, budget: PrivacyLoss, charge: Charge | None = None) -> Raised | None:
@@ -289,9 +260,25 @@ def require_within_budget(view: View, location: str) -> None:
         )
 
 
-def _stored_checkpoint(transaction: Transaction) -> bytes | None:
-    first = transaction.first()
-    return None if first is None else checkpoint.read(str(first.get("ledger_id")))
+_FOLDED: dict[str, View] = {}
+"""The last view of each ledger in this process: a job opens its ledger a dozen times."""
+
+
+def _resumed(location: str, transaction: Transaction) -> View:
+    """Return a copy of the last view of a ledger, if it is of this journal; else an empty one."""
+    view = _FOLDED.get(location)
+    return view.copy() if view is not None and transaction.has_entry(view.after, view.head) else View()
+
+
+def _fold(view: View, transaction: Transaction, entries: Sequence[Entry], head: str) -> None:
+    """Fold the next entries; ``head`` is the digest of the last."""
+    for entry in entries:
+        try:
+            view.fold(entry)
+        except (ValueError, ArithmeticError, KeyError):
+            raise transaction.broken(view.after + 1) from None
+        view.after += 1
+    view.head = head
 
 
 class FoldedLedger:
@@ -300,7 +287,6 @@ class FoldedLedger:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._view = View()
-        self._checkpointed = 0
 
     @contextmanager
     def _locked(self) -> Iterator[tuple[View, Transaction]]:
@@ -309,57 +295,23 @@ class FoldedLedger:
 
     def _folded(self, transaction: Transaction) -> View:
         if not self._view.after:
-            self._view = self._checkpoint(transaction) or View()
-            self._checkpointed = self._view.after
+            self._view = _resumed(str(self._storage), transaction)
         view = self._view
         entries, _, head = transaction.read(view.after, view.head)
         try:
-            self._fold(view, transaction, entries, head)
+            _fold(view, transaction, entries, head)
         except BaseException:
             self._view = View()  # it is incomplete: the next access reads all entries again
             raise
+        if entries:
+            _FOLDED[str(self._storage)] = view.copy()
         return view
 
-    @staticmethod
-    def _fold(view: View, transaction: Transaction, entries: Sequence[Entry], head: str) -> None:
-        """Fold the next entries; ``head`` is the digest of the last."""
-        for entry in entries:
-            try:
-                view.fold(entry)
-            except (ValueError, ArithmeticError, KeyError):
-                raise transaction.broken(view.after + 1) from None
-            view.after += 1
-        view.head = head
-
-    @staticmethod
-    def _checkpoint(transaction: Transaction) -> View | None:
-        """Return the view of a checkpoint of this journal, or None to read it from the start."""
-        view = checkpoint.resumed(_stored_checkpoint(transaction) or b"")
-        return view if view is not None and transaction.has_entry(view.after, view.head) else None
-
-    def _checkpoint_if_due(self, view: View) -> None:
-        """Write a checkpoint if one is due, under the lock of the witness; failures are ignored."""
-        if checkpoint.due(view.after, self._checkpointed):
-            checkpoint.write(view)
-            self._checkpointed = view.after
-
     def _verify_journal(self) -> None:
-        """Fold the journal from its first entry, and compare the checkpoint if it belongs to this journal."""
-        with self._storage.transaction() as transaction:
-            content = _stored_checkpoint(transaction) or b""
-            stored, view = checkpoint.resumed(content), View()
-            entries, _, head = transaction.read(0, ORIGIN)
-            if stored is not None and transaction.has_entry(stored.after, stored.head):
-                self._fold(view, transaction, entries[: stored.after], stored.head)
-                if checkpoint.encoded(view) != content:
-                    raise DataError(
-                        f"The checkpoint {checkpoint.path_of(view.ledger_id)} was altered: it differs from the journal "
-                        f"of {self._storage}, whose chain is intact. Remove it, then verify again. Later charges are "
-                        "in the journal, and count."
-                    )
-            self._checkpointed = view.after
-            self._fold(view, transaction, entries[view.after :], head)
-            self._view = view
+        """Fold the journal from its first entry."""
+        _FOLDED.pop(str(self._storage), None)
+        self._view = View()
+        self._snapshot()
 
     def _snapshot(self) -> View:
         with self._locked() as (view, _):
@@ -377,8 +329,19 @@ class FoldedLedger:
 
     @property
     def budget(self) -> PrivacyLoss:
-        """The declared budget."""
+        """The budget of the charges here: the declared one, less what was spent before."""
         return self._snapshot().declared
+
+    @property
+    def declared(self) -> PrivacyLoss:
+        """The budget that was declared for the rows: with what was spent before this ledger, as was stated."""
+        view = self._snapshot()
+        return view.declared if view.spent is None else view.declared.more(view.spent)
+
+    @property
+    def spent(self) -> PrivacyLoss | None:
+        """What was stated as spent before this ledger, or None."""
+        return self._snapshot().spent
 
     @property
     def records(self) -> list[Record]:
@@ -421,7 +384,7 @@ class FoldedLedger:
 
     @property
     def condition(self) -> str | None:
-        """The statement about past requests on which the guarantees of a version 1 ledger rest, or None."""
+        """What was stated of earlier releases and of a raised budget, on which the guarantees rest, or None."""
         return self._snapshot().condition
 
     def accounts(self, first: Guarantee | None = None) -> PeriodFilters | None:

@@ -2,8 +2,7 @@
 
 Nothing is stored twice: budget, balance and the state of each release are folded from the entries of the journal, so no
 table can be edited independently of its history. The digest of each entry covers the digest before it. An entry is one
-of the events below as JSON with sorted keys. Fields that older versions did not have are omitted if they have their
-default.
+of the events below as JSON with sorted keys.
 
 A folder (:mod:`dpdist.ledger.sqlite`) or a PostgreSQL database (:mod:`dpdist.ledger.postgresql`) stores a journal and
 the committed releases. Neither contains ledger semantics.
@@ -34,11 +33,7 @@ Draws = Literal[1, 2, 3]
 
 
 class Created(Struct, frozen=True, tag_field="event", tag="created"):
-    """The first entry: identities of ledger and rows, and the budget.
-
-    It is repeated with a higher format, and otherwise unchanged, before the first entry that older versions would
-    misread, so that they refuse the ledger.
-    """
+    """The first entry: identities of ledger and rows, and the budget."""
 
     format: str
     ledger_id: str
@@ -47,6 +42,7 @@ class Created(Struct, frozen=True, tag_field="event", tag="created"):
     delta_atto: int
     pure_micro: int | UnsetType = UNSET
     reserve_atto: int | UnsetType = UNSET
+    spent: dict[str, int] | UnsetType | None = UNSET  # by releases before this ledger; unset before 0.1.0
 
     @property
     def budget(self) -> PrivacyLoss:
@@ -62,11 +58,10 @@ class Closed(Struct, frozen=True, tag_field="event", tag="closed"):
     digest: str
 
 
-class Capped(Struct, frozen=True, omit_defaults=True, tag_field="event", tag="capped"):
-    """The caps were fixed, for a version 1 ledger under a condition that a user stated."""
+class Capped(Struct, frozen=True, tag_field="event", tag="capped"):
+    """The caps were fixed."""
 
     sets: tuple[CapSetJson, ...]
-    condition: str | None = None
 
 
 class Raised(Struct, frozen=True, omit_defaults=True, tag_field="event", tag="raised"):
@@ -80,7 +75,7 @@ class Raised(Struct, frozen=True, omit_defaults=True, tag_field="event", tag="ra
 class Reserved(Struct, frozen=True, omit_defaults=True, tag_field="event", tag="reserved"):
     """A release was charged, for all its draws, to some periods or to all rows.
 
-    With weights, each period is charged according to its weight. Versions without weights charge the largest to all.
+    With weights, each period is charged according to its weight.
     """
 
     id: str
@@ -92,10 +87,10 @@ class Reserved(Struct, frozen=True, omit_defaults=True, tag_field="event", tag="
 
 
 class Begun(Struct, frozen=True, tag_field="event", tag="begun"):
-    """An attempt to draw began; versions since 0.1 give it a random name."""
+    """An attempt to draw began, under a random name."""
 
     id: str
-    attempt: str | UnsetType = UNSET
+    attempt: str
 
 
 class Staged(Struct, frozen=True, tag_field="event", tag="staged"):
@@ -240,14 +235,6 @@ class Transaction(ABC):
             entries.append(json.loads(entry))
             after, head = sequence, digest
         return entries, after, head
-
-    def first(self) -> Entry | None:
-        """Return the first entry, or None if it is missing or does not match its digest."""
-        for _, entry, digest in self._rows(1, 1):
-            if digest == _digest(ORIGIN, entry):
-                first: Entry = json.loads(entry)
-                return first
-        return None
 
     def has_entry(self, after: int, head: str) -> bool:
         """Return whether the entry of this number has this digest."""

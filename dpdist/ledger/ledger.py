@@ -46,26 +46,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from dpdist._util.text import canonical, counted, listed, random_token
+from dpdist._util.text import canonical, listed, random_token
 from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
 from dpdist.ledger.address import AnyLedgerAddress, LedgerAddress, parse_address
 from dpdist.ledger.balance import (
     Balance,
     caps_to_fix,
     charge_of,
-    format_upgrade,
     matching_periods,
     raised,
     require_charged,
     require_distinct_rows,
     require_unit,
     require_within_budget,
-    upgrade_to,
 )
 from dpdist.ledger.journal import (
     Aborted,
     Begun,
-    Capped,
     Closed,
     Committed,
     Created,
@@ -78,11 +75,11 @@ from dpdist.ledger.journal import (
     entry_of,
 )
 from dpdist.ledger.sqlite import FolderStorage
-from dpdist.ledger.state import FORMAT, PERIODIC, RAISED, Part, Record, State
+from dpdist.ledger.state import FORMAT, PERIODIC, Part, Record, State
 from dpdist.ledger.witness import FolderWitness, Witnessed
 from dpdist.naming import parameter, step
 from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
-from dpdist.privacy.parallel import PERIOD_PATTERN, PeriodFilters
+from dpdist.privacy.parallel import PERIOD_PATTERN
 
 ID_PATTERN = r"[A-Za-z0-9_-]{1,64}"
 """Pattern of a release id; no dots, because drafts are named ``id.fence.token``."""
@@ -103,7 +100,9 @@ class Ledger(Witnessed):
     Attributes
     ----------
     budget : PrivacyLoss
-        The budget for all releases together.
+        The budget for all releases charged here: the declared one, less what was spent before.
+    declared : PrivacyLoss
+        The budget that was declared for the rows.
     records : list of Record
         The releases, in the order of charging.
     dataset_id, ledger_id : str
@@ -156,7 +155,15 @@ class Ledger(Witnessed):
         return f"Ledger({str(self._storage)!r})"
 
     @classmethod
-    def create(cls, place: AnyLedgerAddress, *, dataset_id: str, budget: PrivacyLoss, periodic: bool = False) -> Ledger:
+    def create(
+        cls,
+        place: AnyLedgerAddress,
+        *,
+        dataset_id: str,
+        budget: PrivacyLoss,
+        periodic: bool = False,
+        spent: PrivacyLoss | None = None,
+    ) -> Ledger:
         """Create a ledger with a budget.
 
         Parameters
@@ -169,16 +176,25 @@ class Ledger(Witnessed):
             The budget for all releases together.
         periodic
             Whether the rows come in periods.
+        spent
+            What releases of these rows cost before this ledger; it is taken off the budget.
 
         Raises
         ------
+        UsageError
+            If nothing of the budget is left.
         DataError
             If the place exists already or cannot be written.
         RefusedError
             If the place is not safe for a ledger, such as a network file system.
         """
         form = PERIODIC if periodic else FORMAT
-        first = Created(format=form, ledger_id=random_token(), dataset_id=dataset_id, **budget.to_json())
+        if spent is not None:
+            budget.less(spent)
+        first = Created(
+            format=form, ledger_id=random_token(), dataset_id=dataset_id, **budget.to_json(),
+            spent=None if spent is None else spent.to_json(),
+        )  # fmt: skip
         _storage(place).create(entry_of(first))
         return cls(place)
 
@@ -253,34 +269,6 @@ class Ledger(Witnessed):
                     )
             self._append(view, transaction, Closed(name, digest))
 
-    def attest(self) -> Balance:
-        """State in a version 1 ledger that all requests so far were fixed before the first answer.
-
-        Caps must not depend on answers. A version 1 ledger that mixed kinds of releases has no caps and is closed. If
-        its requests did not depend on answers, neither do caps that are derived from the requests alone.
-
-        Raises
-        ------
-        RefusedError
-            If the ledger has caps, needs no statement, or would still exceed its budget.
-        """
-        with self._current() as (view, transaction):
-            if view.accounts_for() is not None or view.accounts is not None:
-                raise RefusedError(
-                    f"{self._storage} needs no statement, because its caps were fixed before the first answer."
-                )
-            caps = view.fixed_caps()
-            count = len(view.charged)
-            condition = f"the {counted(count, 'request')} up to entry {view.after} were fixed before the first answer"
-            trial = PeriodFilters(view.declared, (caps,), view.periods or ())
-            if not all(trial.book(str(i), charge) for i, charge in enumerate(view.charged)):
-                raise RefusedError(
-                    f"The releases charged to {self._storage} exceed its budget even if all of them were fixed "
-                    "beforehand. Nothing more can be charged to it."
-                )
-            self._append(view, transaction, Capped((caps.to_json(),), condition))
-        return self.balance()
-
     def raise_budget(self, budget: PrivacyLoss) -> Balance:
         """Raise the budget, which the journal records; after a charge, the guarantee gets a condition.
 
@@ -291,7 +279,7 @@ class Ledger(Witnessed):
         Parameters
         ----------
         budget
-            The new budget, at least as large in each part.
+            The new budget, at least as large in each part, with what was spent before this ledger.
 
         Raises
         ------
@@ -302,6 +290,7 @@ class Ledger(Witnessed):
         """
         with self._current() as (view, transaction):
             before = view.declared
+            budget = budget if view.spent is None else budget.less(view.spent)
             parts = budget.to_json()
             if budget == before or any(parts.get(name, 0) < least for name, least in before.to_json().items()):
                 raise UsageError(f"The budget of {self._storage} is {before}. Give a larger one.")
@@ -311,7 +300,7 @@ class Ledger(Witnessed):
                     f"The budget of {self._storage} cannot be raised to {budget}: its charges fit no caps that such a "
                     "ledger would have fixed before its first charge."
                 )
-            self._append(view, transaction, *upgrade_to(view, RAISED), event)
+            self._append(view, transaction, event)
         return self.balance()
 
     def reserve(
@@ -380,7 +369,7 @@ class Ledger(Witnessed):
             require_unit(view, requested, location)
             caps = caps_to_fix(view, charge, location)
             reserved = Reserved(release_id, requested, guarantee.to_json(), charge.periods, draws, charge.weights)
-            self._append(view, transaction, *format_upgrade(view, draws), *caps, reserved)
+            self._append(view, transaction, *caps, reserved)
         return State.RESERVED
 
     def begin(self, release_id: str, part: Part = Part.RELEASE) -> int | None:
@@ -538,8 +527,6 @@ class Ledger(Witnessed):
 
     def verify(self) -> None:
         """Check the chain of the journal from its first entry, the witness, the budget, and all committed bytes.
-
-        A checkpoint (:mod:`dpdist.ledger.checkpoint`) is not trusted: it must agree with the journal.
 
         Raises
         ------

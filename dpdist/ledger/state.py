@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import assert_never
 
 from msgspec import UNSET
-from msgspec.structs import replace as replaced
 
 from dpdist.errors import DataError
 from dpdist.ledger.journal import (
@@ -32,27 +31,24 @@ from dpdist.ledger.journal import (
     Staged,
     event_of,
 )
-from dpdist.privacy.accounting import CapSet, caps_for, composed, has_choice, widest
+from dpdist.naming import step
+from dpdist.privacy.accounting import caps_for, has_choice
 from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.privacy.parallel import Charge, PeriodFilters
 
-FORMAT = "dpdist-ledger/2"
-PERIODIC = "dpdist-ledger-periods/2"
+FORMAT = "dpdist-ledger/1"
+PERIODIC = "dpdist-ledger-periods/1"
 """Format of the ledger of a table whose rows come in periods; only such a ledger composes in parallel."""
-_FORMATS = {
-    f"{kind}/{number}": periodic
-    for kind, periodic in (("dpdist-ledger", False), ("dpdist-ledger-periods", True))
-    for number in range(1, 6)
-}
-"""Whether rows come in periods, by format.
-
-Version 1 ledgers were created without caps. A ledger has version 3 from its first release in two draws on, version 4
-from its first release in three draws on, and version 5 from the first time its budget was raised on.
-"""
+_FORMATS = {FORMAT: False, PERIODIC: True}
+"""Whether rows come in periods, by format."""
 
 
-RAISED = 5
-"""Version of a ledger whose budget was raised."""
+class OtherFormatError(DataError):
+    """A ledger of another version."""
+
+    def __init__(self, message: str = "", ledger_id: str = "") -> None:
+        super().__init__(message)
+        self.ledger_id = ledger_id
 
 
 class State(enum.StrEnum):
@@ -217,19 +213,19 @@ class View:
 
     after: int = 0
     head: str = ORIGIN
-    format: str = ""
     ledger_id: str = ""
     dataset_id: str = ""
     budget: PrivacyLoss | None = None
     periods: dict[str, str] | None = None  # digest of the content of each closed period, in the order of closing
     records: dict[str, Record] = field(default_factory=dict)
-    accounts: PeriodFilters | None = None  # None before the first charge, and in version 1 until caps are fixed
+    accounts: PeriodFilters | None = None  # None before the first charge
     exceeded: str | None = None
     """The first release that does not fit the caps, precedes them, or has another relation than the first one; None
     unless the ledger was altered, or two copies released without a common witness."""
-    begun_with_caps: bool = True  # caps precede all charges; False for a version 1 ledger
-    condition: str | None = None  # the statement on which the guarantee of a version 1 ledger rests
+    spent: PrivacyLoss | None = None  # by releases before this ledger, as was stated
+    condition: str | None = None  # what was stated of these, and of a raised budget
     witnessed: bool = False  # a witness was written, so a missing one was lost
+    raised: bool = False  # the budget was raised
     exhausted: bool = False  # the whole budget was charged because the witness was lost
     _draw_ids: frozenset[tuple[str, str]] | None = field(default=None, init=False, compare=False)
 
@@ -266,37 +262,22 @@ class View:
             self._draw_ids = None
 
     def _create(self, event: Created) -> None:
-        if event.format not in _FORMATS:
-            raise DataError(
-                f"This ledger has format {event.format!r}; this version reads {', '.join(map(repr, _FORMATS))}. Use "
-                "the version that wrote it, or a newer one."
+        if event.format not in _FORMATS or event.spent is UNSET:
+            new = step("ledger create", "NEW", rows="ROWS", spent="EPSILON,DELTA")
+            raise OtherFormatError(
+                f"Another version of dpdist wrote this ledger, in the format {event.format!r}, which this one does not "
+                "read. Nothing was spent. Use that version; or, if it is older than 0.1.0, let it add up what the "
+                f"releases cost, and declare the sum for a new ledger: {new}.",
+                event.ledger_id,
             )
-        if self.budget is None:
-            self.periods = {} if _FORMATS[event.format] else None
-            self.begun_with_caps = not event.format.endswith("/1")
-            self.ledger_id = event.ledger_id
-            self.dataset_id = event.dataset_id
-            self.budget = event.budget
-        elif event.format <= self.format or event not in self._upgrades:
-            raise DataError(
-                "The journal contains two different first entries: it was altered. Restore the ledger from a copy."
-            )
-        self.format = event.format
-
-    @property
-    def created(self) -> Created:
-        """The first entry of the ledger, with its present format."""
-        return Created(
-            format=self.format, ledger_id=self.ledger_id, dataset_id=self.dataset_id, **self.declared.to_json()
-        )
-
-    @property
-    def _upgrades(self) -> tuple[Created, ...]:
-        return tuple(replaced(self.created, format=self.format_of(number)) for number in (3, 4, RAISED))
-
-    def format_of(self, version: int) -> str:
-        """Return the format of a version for these rows."""
-        return f"{(FORMAT if self.periods is None else PERIODIC)[:-1]}{version}"
+        if self.budget is not None:
+            raise DataError("The journal contains two first entries: it was altered. Restore the ledger from a copy.")
+        self.periods = {} if _FORMATS[event.format] else None
+        self.ledger_id, self.dataset_id, self.budget = event.ledger_id, event.dataset_id, event.budget
+        if event.spent:
+            self.spent = PrivacyLoss.from_json(event.spent)
+            self.budget = self.budget.less(self.spent)
+            self.condition = f"the releases before this ledger cost {self.spent} at most, as was stated"
 
     def _move(self, event: Begun | Staged | Committed | CommitWitnessed | Published | Aborted) -> None:
         record = self.records[event.id]
@@ -343,18 +324,18 @@ class View:
         _ = record.charge  # raises for invalid weights
         if self.accounts is not None:
             self._book(self.accounts, record)
-        elif self.begun_with_caps:
+        else:
             self.exceeded = self.exceeded or event.id
 
     def _limit(self, event: Capped | Raised) -> None:
         """Raise the budget, if it is, and fix the caps; a budget raised before the first charge has none yet."""
         if isinstance(event, Raised):
-            self.budget = PrivacyLoss.from_json(event.budget)
+            self.budget, self.raised = PrivacyLoss.from_json(event.budget), True
         if event.sets:
-            self._cap(Caps(event.sets, event.condition))
+            self._cap(Caps(event.sets, event.condition if isinstance(event, Raised) else self.condition))
 
     def _cap(self, caps: Caps) -> None:
-        """Fix the caps, and charge the earlier releases of a version 1 ledger."""
+        """Fix the caps, and charge the earlier releases under them."""
         self.accounts = PeriodFilters(self.declared, caps.fixed, self.periods or ())
         self.condition = caps.condition
         for record in self._active:
@@ -396,7 +377,7 @@ class View:
         # It is unknown here, so the whole budget counts as charged.
         own_caps = self.capped
         if capped is not None and capped.budget is not UNSET:
-            self.budget = PrivacyLoss.from_json(capped.budget)  # the caps are certified for it
+            self.budget, self.raised = PrivacyLoss.from_json(capped.budget), True  # the caps are certified for it
         if capped is not None and own_caps is not None and capped != own_caps:
             self.exhausted |= any(record.seen for record in self.records.values())
         fixed = capped or own_caps
@@ -409,9 +390,13 @@ class View:
         """The fixed caps and their condition, or None."""
         if self.accounts is None:
             return None
-        raised = self.format == self.format_of(RAISED)
         sets = tuple(caps.to_json() for caps in self.accounts.caps)
-        return Caps(sets, self.condition, self.declared.to_json() if raised else UNSET)
+        return Caps(sets, self.condition, self.declared.to_json() if self.raised else UNSET)
+
+    @property
+    def had_witness(self) -> bool:
+        """Whether a witness was written, so that a missing one was lost: before the first draw, at the latest."""
+        return self.witnessed or any(record.drawn for record in self.records.values())
 
     @property
     def draw_ids(self) -> frozenset[tuple[str, str]]:
@@ -453,41 +438,11 @@ class View:
         """The guarantee of the first of these releases."""
         return None if self._first is None else self._first.guarantee
 
-    def caps(self, first: Guarantee | None = None) -> tuple[CapSet, ...] | None:
-        """Return the fixed caps, or those that would be fixed if ``first`` were the next release.
-
-        A version 1 ledger has charges without caps. If all charges are pure, all are Gaussian, or there is only one,
-        the caps that follow from the budget and the first charge are those it would have started with. Otherwise, caps
-        chosen now could depend on answers, and nothing is proved: None.
-        """
-        if self.accounts is not None:
-            return self.accounts.caps
-        past = [charge.guarantee for charge in self.charged]
-        pure = all(g.mu_squared is None and g.loss.delta_atto == 0 for g in past)
-        if len(past) > 1 and not pure and any(g.mu_squared is None for g in past):
-            return None
-        return caps_for(self.declared, past[0] if past else first)
-
     def accounts_for(self, first: Guarantee | None = None) -> PeriodFilters | None:
-        """Return the accounts under :meth:`caps`, or None if nothing can be charged; copy them for trial charges."""
+        """Return the accounts, or None if nothing can be charged; copy them for trial charges.
+
+        Before the first charge, they have the caps that would be fixed if ``first`` were the next release.
+        """
         if self.exceeded is not None or self.exhausted:
             return None
-        if self.accounts is not None:
-            return self.accounts
-        caps = self.caps(first)
-        if caps is None:
-            return None
-        accounts = PeriodFilters(self.declared, caps, self.periods or ())
-        booked = [accounts.book(record.release_id, record.charge) for record in self._active]
-        return accounts if all(booked) else None
-
-    def fixed_caps(self) -> CapSet:
-        """Return the cap set with which a version 1 ledger continues if all requests so far were fixed beforehand.
-
-        It covers the total of the most charged period, and the rest of the budget for Gaussian releases. Caps that
-        depend on requests alone, not on answers, count as fixed before the first answer.
-        """
-        every = [[c.guarantee for c in self.charged if not c.periods or p in c.periods] for p in self.periods or ("",)]
-        totals = [composed(guarantees) for guarantees in every]
-        pure, reserve = max(t.epsilon_micro for t in totals), max(t.delta_atto for t in totals)
-        return widest(self.declared, pure if pure <= self.declared.epsilon_micro else 0, reserve)
+        return self.accounts or PeriodFilters(self.declared, caps_for(self.declared, first), self.periods or ())

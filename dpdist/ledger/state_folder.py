@@ -12,7 +12,7 @@ the two permanently excludes the other.
 The file is written after the ledger was created and before the rows name it. If the process dies before the write, the
 ledger has no charges; the same command reuses it, unless the ledger of another copy is recorded first. If the process
 dies after the write, the same command finds the recorded ledger and completes the rows. A ledger without a record, from
-an older version or another machine, is recorded at its first charge here.
+another machine, is recorded at its first charge here.
 
 **Registered rows.** Registering copies nothing, so it could be repeated at no cost, each time with a new identity and a
 new budget. So a digest of the contents of a registered table maps to the identity it was given first: registered again,
@@ -31,7 +31,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -39,7 +39,7 @@ from typing import Generic, TypeVar
 import msgspec
 from msgspec import Struct
 
-from dpdist._util.text import canonical, listed, random_token
+from dpdist._util.text import canonical, random_token
 from dpdist.errors import DataError, DpdistError, RefusedError, ResumableError, UsageError
 from dpdist.ledger.journal import WAIT_SECONDS
 from dpdist.naming import parameter, step
@@ -82,12 +82,10 @@ class StateFile(Generic[Content]):
         format: str,  # noqa: A002 - the key of the content
         kind: type[Content],
         lost: str,
-        later: tuple[tuple[str, ...], Callable[[Content], str]] | None = None,
     ) -> None:
         self.path = path
         self._noun = noun
-        self._formats = (format, *(later[0] if later else ()))
-        self._written = later[1] if later else lambda _: format
+        self._format = format
         self._kind = kind
         self._lost = lost
         self._last: tuple[bytes, Content] | None = None
@@ -144,12 +142,13 @@ class StateFile(Generic[Content]):
         try:
             value = json.loads(body)
             stored = msgspec.convert(value, _Format).format
-            content = msgspec.convert(value, self._kind) if stored in self._formats else None
+            content = msgspec.convert(value, self._kind) if stored == self._format else None
         except (ValueError, RecursionError):
             raise self._damaged() from None
         if content is None:
-            formats = listed(map(repr, self._formats))
-            raise DataError(f"{self.path} has format {stored!r}; this version reads {formats}. Use a newer version.")
+            raise DataError(
+                f"{self.path} has format {stored!r}; this one reads {self._format!r}. Use the version that wrote it."
+            )
         return content
 
     def _damaged(self) -> DataError:
@@ -160,7 +159,7 @@ class StateFile(Generic[Content]):
 
     def write(self, content: Content) -> None:
         """Durably replace the content, under the lock."""
-        body = _text({"format": self._written(content), **msgspec.structs.asdict(content)})
+        body = _text({"format": self._format, **msgspec.structs.asdict(content)})
         data = body + b"\n" + hashlib.sha256(body).hexdigest().encode() + b"\n"
         staging = self.path.with_suffix(".partial")  # a fixed name, because of the lock
         try:

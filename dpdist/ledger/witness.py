@@ -29,26 +29,23 @@ Copies on another machine, or under another state folder, cannot be detected. Th
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-from msgspec import UNSET, Struct
+from msgspec import Struct
 
 from dpdist._util.text import counted, listed
-from dpdist.errors import DataError, NoWitnessWarning, RefusedError
+from dpdist.errors import DataError, RefusedError
 from dpdist.ledger import state_folder
-from dpdist.ledger.balance import FoldedLedger, format_upgrade, upgrade_to
+from dpdist.ledger.balance import FoldedLedger
 from dpdist.ledger.journal import Adopted, Caps, CommittedRelease, CommitWitnessed, Storage, Transaction
-from dpdist.ledger.state import RAISED, State, View, draw_ids
+from dpdist.ledger.state import State, View, draw_ids
 from dpdist.ledger.state_folder import VARIABLE, StateFile, state_home
 from dpdist.naming import step
 
 FORMAT = "dpdist-witness/1"
-STAGES = {2: "dpdist-witness/2", 3: "dpdist-witness/3"}
-"""Formats of a witness with stages, by the number of draws; versions that cannot store stages refuse them."""
 
 
 class WitnessRecord(Struct, frozen=True, dict=True):
@@ -92,15 +89,11 @@ def _draw_ids(release: CommittedRelease) -> frozenset[tuple[str, str]]:
     return draw_ids(release.id, release.drawn)
 
 
-def _format(witness_record: WitnessRecord) -> str:
-    return STAGES.get(max((release.draws for release in witness_record.releases), default=1), FORMAT)
-
-
 @lru_cache(maxsize=1)
 def _file_at(path: Path) -> StateFile[WitnessRecord]:
     """Return the file; cached, because jobs open a ledger many times."""
     lost = f"If it is lost, remove it, then run {step('ledger adopt')}."
-    return StateFile(path, "witness", FORMAT, WitnessRecord, lost, later=(tuple(STAGES.values()), _format))
+    return StateFile(path, "witness", FORMAT, WitnessRecord, lost)
 
 
 class FolderWitness:
@@ -150,27 +143,19 @@ class Witnessed(FoldedLedger):
         self._witness.charge(self._view.dataset_id, ledger_id, str(self._storage))
         with self._witness.locked(ledger_id) as witness, self._locked() as (view, transaction):
             self._require_current(witness, view)
-            self._checkpoint_if_due(view)
             yield view, transaction
 
     def _require_current(self, witness: StateFile[WitnessRecord], view: View) -> None:
         """Refuse a ledger that is behind its witness; otherwise update the witness."""
         recorded = witness.read()
         self._require_not_behind(recorded, view)
-        if recorded is None and any(record.drawn for record in view.records.values()):
-            warnings.warn(
-                f"The ledger {self._storage} had no witness until now, so earlier releases of a copy cannot be "
-                f"detected. Its witness is now {self._witness.path(view.ledger_id)}: keep this file.",
-                NoWitnessWarning,
-                stacklevel=2,
-            )
         if recorded is None or not recorded.covers(view):
             witness.write(WitnessRecord.of(view))
 
     def _require_not_behind(self, record: WitnessRecord | None, view: View) -> None:
         path = self._witness.path(view.ledger_id)
         if record is None:
-            if view.witnessed:
+            if view.had_witness:
                 raise RefusedError(
                     f"The witness of the ledger {self._storage} is missing: there is no file {path}. Without it, "
                     "releases of other copies cannot be detected. Nothing was drawn. Restore the file, or mount the "
@@ -202,7 +187,7 @@ class Witnessed(FoldedLedger):
     def _witness_and_view(self) -> tuple[WitnessRecord | None, View]:
         """Return the record of the witness and the view without locks, in an order in which commits do no harm."""
         record, view = self._witness.read(self.ledger_id), self._snapshot()
-        if record is None and view.witnessed:  # the first commit may have happened in between
+        if record is None and view.had_witness:  # the first commit may have happened in between
             record, view = self._witness.read(self.ledger_id), self._snapshot()
         return record, view
 
@@ -233,7 +218,7 @@ class Witnessed(FoldedLedger):
         with self._witness.locked(self.ledger_id) as witness:
             with self._locked() as (view, transaction):
                 stored = witness.read()
-                lost = stored is None and view.witnessed
+                lost = stored is None and view.had_witness
                 recorded = stored or WitnessRecord("", (), None, None, exhausted=lost)
                 missing = recorded.unknown_to(view)
                 if missing or recorded.requires_exhaustion(view):
@@ -254,10 +239,7 @@ class Witnessed(FoldedLedger):
                         periods=recorded.periods or {},
                         capped=recorded.capped,
                     )
-                    draws = max((release.draws for release in missing), default=1)
-                    raised = recorded.capped is not None and recorded.capped.budget is not UNSET
-                    upgrade = upgrade_to(view, RAISED) if raised else format_upgrade(view, draws)
-                    self._append(view, transaction, *upgrade, adopted)
+                    self._append(view, transaction, adopted)
             with self._locked() as (view, _):
                 # checked again: if the ledger was replaced meanwhile, the witness must not lose releases
                 if lost and view.exhausted:

@@ -41,9 +41,6 @@ Measured (`benchmarks/scale_seen.py`): with noise of 1 %, the spread of eight ki
 draws; with 2 %, it was missed in .8 of them for columns far from 0 and for skewed ones with 60 % zeros; with 3 %, in .8
 for a standard normal, too.
 
-*The first rule*, of versions up to 0.1.0, counted only bins that exceed the threshold of a single bin. Scales were .4
-to .85 of the true ones at 6,000 rows. Choices charged under this rule are completed under it.
-
 **Centre and scale** of a column, with p the shares of the bins that count, m their midpoints (geometric on the
 logarithmic grid; the end of the range for the bins next to it) and w their widths:
 
@@ -186,16 +183,6 @@ def require_bins(bins: int, columns: int) -> None:
         )
 
 
-def threshold(noise: CountNoise, bins: int) -> int:
-    """Return the threshold of a single noisy count among a number of bins (the first rule).
-
-    >>> from dpdist.mechanisms.counts import RoundedNormal
-    >>> threshold(RoundedNormal(100), 54 * 243)
-    525
-    """
-    return noise.exceeded(FALSE_RATE / bins)
-
-
 @lru_cache(maxsize=256)
 def _thresholds(noise: CountNoise, bins: int, intervals: int) -> tuple[int, ...]:
     """Return the sums that 1, 2, ... adjacent empty bins exceed with probability at most FALSE_RATE / intervals."""
@@ -221,10 +208,8 @@ def intervals_of(grids: Sequence[Grid]) -> int:
     return sum(grid.bins * (grid.bins + 1) // 2 for grid in grids)
 
 
-def least_rows(noise: CountNoise, grids: Sequence[Grid], *, first_rule: bool = False) -> int:
+def least_rows(noise: CountNoise, grids: Sequence[Grid]) -> int:
     """Return the rows a table needs for a choice of the scale to detect its columns."""
-    if first_rule:  # one bin holds half of the rows
-        return 2 * threshold(noise, sum(grid.bins for grid in grids)) + 1
     one_bin, *_, two_octaves = _thresholds(noise, 2 * _PER_OCTAVE, intervals_of(grids))
     # or two octaves hold two thirds, as for a normal column
     return max(2 * one_bin, math.ceil(1.5 * two_octaves)) + 1

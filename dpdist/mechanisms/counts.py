@@ -75,11 +75,6 @@ class DiscreteLaplace:
         """The variance of one draw."""
         return 0.5 / math.sinh(0.5 / self.scale) ** 2
 
-    def exceeded(self, beta: float) -> int:
-        """Return a bound that one draw exceeds with probability at most beta < 1/2."""
-        p = math.exp(-1 / self.scale)  # P(X > a) = p^(a + 1) / (1 + p)
-        return math.ceil(-math.log(beta * (1 + p)) * self.scale * _UP) - 1
-
     def bound(self, terms: Terms, beta: float) -> float:
         """Return a bound that the weighted sum exceeds with probability at most beta."""
         sizes = [(count, abs(weight)) for count, weight in terms if count and weight]
@@ -121,12 +116,6 @@ class RoundedNormal:
     def variance(self) -> float:
         """The variance of one draw."""
         return self.sigma**2 + 1 / 12
-
-    def exceeded(self, beta: float) -> int:
-        """Return a bound that one draw exceeds with probability at most beta < 1/2."""
-        from scipy.special import ndtri  # noqa: PLC0415 - slow to import, rarely used
-
-        return math.ceil(self.sigma * -float(ndtri(beta)) * _UP - 0.5)  # P(rnd(s Z) > a) = P(s Z > a + 1/2)
 
     def bound(self, terms: Terms, beta: float) -> float:
         """Return a bound that the weighted sum exceeds with probability at most beta."""

@@ -1,8 +1,7 @@
 """The noise of a release as a type: the public description of its distribution, and sums of independent draws.
 
 A mechanism describes its noise here. Readers use the variances of its entries, its mean, and the edge of its spectrum
-(:mod:`dpdist.pca.noise_edge`). ``law`` is a name for humans; code uses it only to read releases stored without
-``edge`` (versions up to 0.1.0).
+(:mod:`dpdist.pca.noise_edge`). ``law`` is a name for humans.
 
 The spectrum of a sum of independent noise follows from its *parts*: normal entries add up to normal entries, and
 Wishart matrices of equal scale to a Wishart matrix with the sum of their degrees of freedom. Other kinds remain
@@ -49,18 +48,6 @@ class EdgeKind(enum.StrEnum):
     def wishart(self) -> bool:
         """Whether the noise consists of Wishart matrices."""
         return self in {EdgeKind.WISHART, EdgeKind.TWO_SIDED_WISHART}
-
-
-_STORED_LAWS = {
-    "rounded-gaussian-orthogonal": EdgeKind.NORMAL,
-    "rounded-gaussian": EdgeKind.NORMAL,
-    "discrete-laplace": EdgeKind.LAPLACE,
-    "frobenius-norm": EdgeKind.FROBENIUS,
-    "nuclear-norm": EdgeKind.NUCLEAR,
-    "wishart": EdgeKind.WISHART,
-    "two-sided-wishart": EdgeKind.TWO_SIDED_WISHART,
-}
-"""The kinds of noise that versions up to 0.1.0 stored without ``edge``."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +104,7 @@ class Noise(Mapping[str, Any]):
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Noise:
-        """Return the noise that this or an older version stored."""
+        """Return the noise stored by :meth:`to_json`."""
         reserved = {"law", "edge", "parts", *_MOMENTS}
         noise = cls(
             law=str(value["law"]),
@@ -127,22 +114,9 @@ class Noise(Mapping[str, Any]):
             details=MappingProxyType({key: value[key] for key in value if key not in reserved}),
             parts=tuple(Part.from_json(part) for part in value.get("parts", ())),
         )
-        if "edge" not in value:
-            noise = noise._as_stored_by_old_versions()
         if noise.edge is not _kind_of(noise.summands):
             raise ValueError(noise.edge)
         return noise
-
-    def _as_stored_by_old_versions(self) -> Noise:
-        """Return the noise with its kind derived from the name, or for a sum from the names of its terms."""
-        kind = _STORED_LAWS.get(str(self.details.get("of", self.law)), EdgeKind.NONE)
-        if kind is EdgeKind.NONE or not self.variance_off_diagonal:
-            return self
-        if self.law != _SUM:
-            return replace(self, edge=kind)
-        # the variances of the terms were not stored: one draw of the total variance has the larger edge
-        terms = _count(self.details["terms"]) if kind.semicircle else 1
-        return replace(self, edge=kind, parts=(Part(kind, self.variance_off_diagonal, terms),))
 
     @property
     def summands(self) -> tuple[Part, ...]:

@@ -27,6 +27,7 @@ from dpdist.noise.entropy import SYSTEM
 from dpdist.noise.lattice import rounded_normal
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import chunk_rows_for
+from dpdist.rows.dither import DitherKey, Dithers
 from dpdist.rows.table import Shape
 from dpdist.triangle import Band
 
@@ -65,7 +66,7 @@ class Rates:
 
         normals = 100_000
         return cls(
-            bound=best(lambda: sample.apply(values, buffer), count * columns),
+            bound=best(lambda: sample.apply(values, buffer, Dithers(DitherKey(bytes(32)), 0)), count * columns),
             multiply=best(multiply, count * Band.whole(columns).entries),
             draw=best(lambda: rounded_normal(1 << 20, normals, SYSTEM), normals),
         )

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from dpdist.errors import DataError, DpdistError
 from dpdist.moment.gram import Arithmetic, gram_sum
 from dpdist.noise.entropy import SYSTEM
-from dpdist.rows.bounding import COMPILED_VALUES, DITHERED, RowBound
+from dpdist.rows.bounding import COMPILED_VALUES, RowBound
 from dpdist.rows.chunks import ChunkReader, Rows
 from dpdist.rows.dither import BUNCH, DitherKey, Dithers
 from dpdist.rows.table import Sizes, Table
@@ -51,19 +51,17 @@ def draw_key() -> bytes:
 
 def partition_of_own_key(task: MomentTask) -> Partial[np.int64]:
     """Sum one partition, whose rows are in no other sum of the attempt, with a key that no other process has."""
-    if task.bound.rule != DITHERED:
-        return partition_moment(task)
     return replace(partition_moment(task.with_key(draw_key())), key="")
 
 
-def common_key(bound: RowBound) -> Secret | None:
-    """Return a new key for all sums of one attempt; None if rows are not dithered."""
-    return Secret(draw_key()) if bound.rule == DITHERED else None
+def common_key() -> Secret:
+    """Return a new key for all sums of one attempt."""
+    return Secret(draw_key())
 
 
-def key_here(bound: RowBound) -> DitherKey | None:
-    """Return a new key for rows that are summed only in this process; None if rows are not dithered."""
-    return DitherKey(draw_key()) if bound.rule == DITHERED else None
+def key_here() -> DitherKey:
+    """Return a new key for rows that are summed only in this process."""
+    return DitherKey(draw_key())
 
 
 @dataclass(frozen=True)
@@ -102,8 +100,8 @@ class MomentTask:
 
     def with_key(self, secret: bytes) -> MomentTask:
         """Return the task with the secret key of the dithers."""
-        if self.key is not None or self.bound.rule != DITHERED:
-            raise AssertionError("only dithered rows need a key, and only one")
+        if self.key is not None:
+            raise AssertionError("a task has only one key")
         return replace(self, key=DitherKey(secret))
 
 
@@ -146,10 +144,9 @@ def _summed(task: MomentTask) -> Partial[np.int64]:
     if integers:  # rows are collected in panels anyway: keep batches in the cache
         batch_rows = min(batch_rows, piece_rows(task.bound.width))
     blocks = BoundedBlocks(task, batch_rows)
-    if integers and task.key is not None:
+    if integers:
         for rows, dithers in blocks.batches(stored_rows(task.table, sums.at_once)):
-            if dithers is not None:
-                sums.add_dithered(rows, task.bound, dithers)
+            sums.add_dithered(rows, task.bound, dithers)
     else:
         for block in blocks:
             sums.add(block)
@@ -196,15 +193,14 @@ class BoundedBlocks:
         key = "" if self._task.key is None else self._task.key.fingerprint
         return Partial(values, self._rows, covered, band, self._fingerprint, key)
 
-    def batches(self, limit: int) -> Iterator[tuple[Rows, Dithers | None]]:
+    def batches(self, limit: int) -> Iterator[tuple[Rows, Dithers]]:
         """Yield batches of at most ``limit`` stored rows, and their dithers; a batch is valid until the next one."""
         reader = ChunkReader(self._task.table, limit, self._task.bound.centre)
         for index in self._task.chunks:
             dithers = self._dithers(index)
             for batch in reader.read(index):
                 yield batch, dithers
-                if dithers is not None:
-                    dithers = dithers.behind(batch.shape[0])
+                dithers = dithers.behind(batch.shape[0])
                 self._rows += batch.shape[0]
             self._fingerprint += hash_of(index, reader.checksum)
 
@@ -217,8 +213,7 @@ class BoundedBlocks:
             start = 0
             while start < batch.shape[0]:
                 rows = batch[start : start + buffer.shape[0] - filled]
-                behind = None if dithers is None else dithers.behind(start)
-                bound.apply(rows, buffer[filled:], behind, compiled=compiled)
+                bound.apply(rows, buffer[filled:], dithers.behind(start), compiled=compiled)
                 start += rows.shape[0]
                 filled += rows.shape[0]
                 if filled == buffer.shape[0]:
@@ -227,10 +222,10 @@ class BoundedBlocks:
         if filled:
             yield buffer[:filled]
 
-    def _dithers(self, index: int) -> Dithers | None:
+    def _dithers(self, index: int) -> Dithers:
         """Return the dithers from the first row of a chunk on, by its index in its part of the table."""
         if self._task.key is None:
-            return None
+            raise AssertionError("rows are dithered with a key")
         part, chunk = self._task.table.located(index)
         key = self._task.key if part.period is None else self._task.key.of_period(part.period)
         return Dithers(key, part.first_row(chunk))

@@ -40,7 +40,6 @@ from dpdist.pca.noise_edge import CONFIDENCE, NoiseLaw, law_of
 from dpdist.pca.overlap import FAR, Spectrum
 from dpdist.release.artefact import Release
 from dpdist.release.request import ReleaseRequest
-from dpdist.rows.bounding import DITHERED
 
 Values = npt.NDArray[np.float64]
 MOST = 2000
@@ -183,7 +182,7 @@ def _centring_error(release: Release) -> float:
     if total is None or count is None:
         return 0.0
     d, constant, noise = release.bound.columns, release.bound.constant, release.noise
-    rounded = constant**2 * count / 4 if release.bound.rule == DITHERED and count > 0 else 0.0
+    rounded = constant**2 * count / 4 if count > 0 else 0.0
     deviation = math.sqrt((noise.variance_off_diagonal or 0.0) + rounded) * release.bound.unit / (constant * count)
     length = deviation * (math.sqrt(d) + FAR / math.sqrt(2))
     mean = float(np.linalg.norm(total)) / count + length

@@ -17,8 +17,7 @@ The noise of the trace has the variance ``d v + d (d - 1) c``. Here v is the var
 covariance of two of them: 0 for independent entries, and ``v - 2 w`` for a rotation-invariant distribution, with w the
 variance of an entry off the diagonal. The larger of the two is used.
 
-**Rounding.** :mod:`dpdist.rows.rounding` derives its distribution for rows rounded without bias. Older releases
-truncated rows to the grid: that error grows like n, depends on the rows, and is not reported.
+**Rounding.** :mod:`dpdist.rows.rounding` derives its distribution for rows rounded without bias.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ from dpdist.mechanisms.noise_law import Noise
 from dpdist.naming import step
 from dpdist.pca.noise_edge import CONFIDENCE, law_of
 from dpdist.release.artefact import Release
-from dpdist.rows.bounding import DITHERED
 from dpdist.rows.rounding import LARGEST_SHARE, entry_variances, spectral_error
 
 
@@ -69,10 +67,10 @@ class Rounding:
 
 
 def rounding(release: Release) -> Rounding | None:
-    """Return the error of rounding of a release; None if rows were truncated, or n has no public bound."""
+    """Return the error of rounding of a release; None if n has no public bound."""
     bound, count = release.bound, release.row_count
     rows = release.rows_at_most if count is None else count
-    if bound.rule != DITHERED or release.subspace is not None or rows is None or rows <= 0:
+    if release.subspace is not None or rows is None or rows <= 0:
         return None
     unit = bound.unit**2 / (count or 1.0)
     error = spectral_error(rows, bound.columns, bound.grid_bits) * unit
@@ -222,10 +220,8 @@ def clipped_rows(release: Release) -> ClippedRows:
     largest = rows * norm**2
     trace = float(release.moment_diagonal.sum()) - d * noise.mean_diagonal * bound.unit**2
     deviation = trace_deviation(noise, d) * bound.unit**2
-    if bound.rule == DITHERED:  # of 2 x.e + |e|²: rounding has no bias on the trace
-        grid = _FAR * math.sqrt(rows * (4**bound.grid_bits + 3 * d / 16)) * bound.unit**2 / largest
-    else:
-        grid = 2 * math.sqrt(d) / 2**bound.grid_bits  # each entry is truncated to whole steps
+    # of 2 x.e + |e|²: rounding has no bias on the trace
+    grid = _FAR * math.sqrt(rows * (4**bound.grid_bits + 3 * d / 16)) * bound.unit**2 / largest
     if release.rows is None:  # n is an estimate, by the corner of the moment
         grid += trace / largest * _FAR * _deviation_of_rows(release) / rows
     share, error = trace / largest, _FAR * deviation / largest + grid

@@ -30,7 +30,6 @@ from dpdist.privacy.persons import rows_charged
 from dpdist.release.advice import two_digits
 from dpdist.release.clip_trade import Trade, trades
 from dpdist.release.request import ReleaseRequest, auto_clip
-from dpdist.rows.bounding import DITHERED
 from dpdist.rows.rounding import spectral_error
 from dpdist.rows.units import Unit
 
@@ -88,7 +87,7 @@ class Forecast:
     person: Person
     error: float  # standard deviation of the noise in an entry off the diagonal
     edge: float  # largest eigenvalue of the noise, at confidence 0.95
-    rounding: float | None  # bound on the change of an eigenvalue by rounding, at confidence 0.95; None if truncated
+    rounding: float  # bound on the change of an eigenvalue by rounding, at confidence 0.95
     threshold: float  # variance of a single component needed to be above the noise
     expected: tuple[Expected, ...]  # one per guessed variance or, without a guess, per share of C²
     guessed: bool  # whether the variances were guessed
@@ -107,9 +106,9 @@ class Forecast:
         return self.request.bound(self.columns).clip_norm ** 2
 
     @property
-    def rounding_share(self) -> float | None:
-        """The error of rounding over the edge of the noise; None if rows are truncated."""
-        return None if self.rounding is None else self.rounding / self.edge
+    def rounding_share(self) -> float:
+        """The error of rounding over the edge of the noise."""
+        return self.rounding / self.edge
 
     @property
     def bingham_gap(self) -> float | None:
@@ -273,7 +272,7 @@ def forecast_release(
         person=person,
         error=error / rows,
         edge=edge / rows,
-        rounding=spectral_error(rows, columns, bound.grid_bits) * unit / rows if request.rule == DITHERED else None,
+        rounding=spectral_error(rows, columns, bound.grid_bits) * unit / rows,
         threshold=threshold,
         expected=expected,
         guessed=bool(spectrum),
@@ -323,7 +322,7 @@ def _moment(request: ReleaseRequest, columns: int, counted: int) -> ReleaseReque
     parts = request.parts(columns, counted)
     if parts is None:
         return request
-    clip = auto_clip(columns, request.choice_rule) if request.clip_norm == "auto" else parts.moment.clip_norm
+    clip = auto_clip(columns) if request.clip_norm == "auto" else parts.moment.clip_norm
     return replace(parts.moment, clip_norm=clip)
 
 
@@ -425,7 +424,6 @@ def _alternatives(request: ReleaseRequest, columns: int, rows: int, person: Pers
         loss = PrivacyLoss(request.loss.epsilon_micro, delta)
         other = ReleaseRequest(
             name, loss, request.clip_norm, request.neighbours, centring=request.centring, grid_bits=request.grid_bits,
-            rule=request.rule,
         )  # fmt: skip
         try:
             calibrated = other.calibrated(columns, person.counted_once)

@@ -12,9 +12,7 @@ With v = d times the variance of an entry off the diagonal, a Wishart matrix of 
 * one Wishart matrix less its mean: ``K = 1/g + m s x / (1 - x)``, ``x = d s g`` (Marchenko & Pastur 1967).
 * the difference of two: ``K = 1/g + 2 m s x / (1 - x²)``, as R-transforms of free matrices add (Voiculescu 1986).
 * nuclear-norm noise: ``K = a / sin(a g)``, ``a = sqrt(6 v)``, the mixture of arcsine distributions of Ullman.
-* a sum of independent noise: ``K - 1/g`` of the sum is the sum over its parts (Voiculescu 1986). Versions up to 0.1.0
-  stored only the variance of a sum. It is then treated as one draw with that variance: no R-transform of a sum is
-  larger, as ``sum f(x_i) <= f(sqrt(sum x_i²))`` for series in x² with positive terms.
+* a sum of independent noise: ``K - 1/g`` of the sum is the sum over its parts (Voiculescu 1986).
 
 The largest eigenvalue of E is ``edge + q w``, ``w = (K''/2)^(1/3) d^(-2/3)``, and for many columns q has the
 Tracy-Widom distribution of real symmetric matrices (Tracy & Widom 1996), with quantiles in :data:`QUANTILES`. For few

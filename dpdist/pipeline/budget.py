@@ -23,7 +23,7 @@ from dpdist.ingest.remote import Remote, location_of
 from dpdist.ledger import state_folder
 from dpdist.ledger.address import AnyLedgerAddress, LedgerAddress, absolute, parse_address
 from dpdist.ledger.ledger import Ledger
-from dpdist.ledger.state import State
+from dpdist.ledger.state import OtherFormatError, State
 from dpdist.naming import parameter, step
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release import archive, matrix, trusted
@@ -293,7 +293,9 @@ def _require_declared(owner: object, declared: PrivacyLoss | None, budget: Priva
         raise UsageError(f"The budget of {owner} is {declared}, and a budget is declared once.")
 
 
-def create_ledger(ledger: AnyLedgerAddress, rows: AnyStore, budget: PrivacyLoss | None = None) -> Ledger:
+def create_ledger(
+    ledger: AnyLedgerAddress, rows: AnyStore, budget: PrivacyLoss | None = None, spent: PrivacyLoss | None = None
+) -> Ledger:
     """Create the ledger of rows; if the process dies, the same call completes it.
 
     The budget and the ledger of a table are permanent: with a second ledger, the same release could be drawn twice. So
@@ -307,6 +309,10 @@ def create_ledger(ledger: AnyLedgerAddress, rows: AnyStore, budget: PrivacyLoss 
         The rows.zarr of the budget.
     budget : PrivacyLoss, default None
         Largest total privacy loss of all releases of these rows. None: the budget declared at the ingest.
+    spent : PrivacyLoss, default None
+        What releases about the same people cost before this ledger, such as those in a ledger of a version before
+        0.1.0, which this ledger then replaces. It is taken off the budget, and the guarantee repeats the statement.
+        None: nothing.
 
     Returns
     -------
@@ -316,7 +322,7 @@ def create_ledger(ledger: AnyLedgerAddress, rows: AnyStore, budget: PrivacyLoss 
     Raises
     ------
     UsageError
-        If neither the call nor the rows declare a budget, or the rows declare another one.
+        If neither the call nor the rows declare a budget, the rows declare another one, or nothing of it is left.
     RefusedError
         If the rows, or a copy of them, have another ledger already, or were released for reproduction.
     DataError
@@ -348,10 +354,12 @@ def create_ledger(ledger: AnyLedgerAddress, rows: AnyStore, budget: PrivacyLoss 
     """
     rows = store_at(rows)
     with rows.locked():
-        return _create_ledger(ledger, rows, budget)
+        return _create_ledger(ledger, rows, budget, spent)
 
 
-def _create_ledger(ledger: AnyLedgerAddress, rows: Store, budget: PrivacyLoss | None = None) -> Ledger:
+def _create_ledger(
+    ledger: AnyLedgerAddress, rows: Store, budget: PrivacyLoss | None = None, spent: PrivacyLoss | None = None
+) -> Ledger:
     """Create the ledger of locked rows."""
     ledger = parse_address(ledger)
     table = open_rows(rows)
@@ -360,16 +368,40 @@ def _create_ledger(ledger: AnyLedgerAddress, rows: Store, budget: PrivacyLoss | 
         _require_declared(rows, table.budget, budget)
     if table.ledger_id is not None:
         if _id_at(ledger) == table.ledger_id:
-            return Ledger(ledger)
-        raise RefusedError(
-            f"{rows} has a ledger already; a second one would spend the budget twice. If it was moved, pass its new "
-            f"path as {parameter('ledger')}; if it is lost, restore it from a copy."
-        )
+            return _require_spent(Ledger(ledger), spent)
+        if spent is None or not _is_unread(table):
+            raise RefusedError(
+                f"{rows} has a ledger already; a second one would spend the budget twice. If it was moved, pass its "
+                f"new path as {parameter('ledger')}; if it is lost, restore it from a copy."
+            )
     if table.reproduced:
         raise reproduced(rows)
-    opened = only_ledger(ledger, rows, table.dataset_id, declared)
-    bind_ledger(table, opened.budget, opened.ledger_id)
+    opened = only_ledger(ledger, rows, table.dataset_id, declared, spent=spent, unread=table.ledger_id)
+    bind_ledger(table, opened.declared, opened.ledger_id, unread=table.ledger_id)
+    return _require_spent(opened, spent)
+
+
+def _require_spent(opened: Ledger, spent: PrivacyLoss | None) -> Ledger:
+    """Refuse a ledger that was created with another statement of what was spent."""
+    if spent is not None and opened.spent != spent:
+        raise UsageError(
+            f"{opened} exists already, and was created with {opened.spent or 'nothing'} spent before.",
+            parameter="spent",
+        )
     return opened
+
+
+def _is_unread(table: Table) -> bool:
+    """Whether the ledger of a table is there, and another version wrote it, so that this one cannot charge it."""
+    place = state_folder.seen(table.dataset_id).place
+    for address in (default_ledger(table.store), *([] if place is None else [parse_address(place)])):
+        if Ledger.stands_at(address):
+            try:
+                Ledger(address).verify()
+            except OtherFormatError as error:
+                if error.ledger_id == table.ledger_id:
+                    return True
+    return False
 
 
 def periodic_table(
@@ -405,19 +437,33 @@ def periodic_table(
 
 
 def only_ledger(
-    address: LedgerAddress, rows: object, dataset_id: str, budget: PrivacyLoss | None, *, periodic: bool = False
+    address: LedgerAddress,
+    rows: object,
+    dataset_id: str,
+    budget: PrivacyLoss | None,
+    *,
+    periodic: bool = False,
+    spent: PrivacyLoss | None = None,
+    unread: str | None = None,
 ) -> Ledger:
-    """Return the ledger of rows without a recorded one; the first of simultaneous calls creates it, for copies too."""
+    """Return the ledger of rows without a recorded one; the first of simultaneous calls creates it, for copies too.
+
+    ``unread`` is the recorded ledger, if another version wrote it.
+    """
     with state_folder.held(dataset_id) as data:
-        opened = _ledger_to_name(address, rows, dataset_id, budget)
+        opened = _ledger_to_name(address, rows, dataset_id, budget, unread)
         if opened is None:
-            opened = Ledger.create(address, dataset_id=dataset_id, budget=_declared(rows, budget), periodic=periodic)
-        if state_folder.seen(dataset_id).ledger_id is None:
+            opened = Ledger.create(
+                address, dataset_id=dataset_id, budget=_declared(rows, budget), periodic=periodic, spent=spent
+            )
+        if state_folder.seen(dataset_id).ledger_id in {None, unread}:
             data.write(state_folder.DatasetRecord(opened.ledger_id, str(absolute(address))))
         return opened
 
 
-def _ledger_to_name(address: LedgerAddress, rows: object, dataset_id: str, budget: PrivacyLoss | None) -> Ledger | None:
+def _ledger_to_name(
+    address: LedgerAddress, rows: object, dataset_id: str, budget: PrivacyLoss | None, unread: str | None = None
+) -> Ledger | None:
     """Return the ledger for rows without a recorded one; None if it may be created at this address.
 
     A ledger of this data set may exist there: from a call that died before the rows recorded it, or from a copy of the
@@ -427,9 +473,9 @@ def _ledger_to_name(address: LedgerAddress, rows: object, dataset_id: str, budge
     if record.reproduced:
         raise reproduced(rows)
     opened = Ledger(address) if Ledger.stands_at(address) else None
-    if record.ledger_id is None:
+    if record.ledger_id in {None, unread}:
         declared = _declared(rows, budget)
-        if opened is not None and opened.dataset_id == dataset_id and opened.budget == declared:
+        if opened is not None and opened.dataset_id == dataset_id and opened.declared == declared:
             return opened
         _require_no_ledger(address)
         return None
@@ -440,7 +486,7 @@ def _ledger_to_name(address: LedgerAddress, rows: object, dataset_id: str, budge
             "If it was moved, pass its new path. If it is lost, restore it from a copy, and charge the missing "
             f"releases with: {step('ledger adopt', 'LEDGER')}."
         )
-    _require_declared(f"the ledger {address} of these rows", opened.budget, budget)
+    _require_declared(f"the ledger {address} of these rows", opened.declared, budget)
     return opened
 
 

@@ -17,7 +17,7 @@ from dpdist.ledger.balance import Balance
 from dpdist.pipeline.release import stage_words
 from dpdist.privacy.guarantee import PrivacyLoss
 from dpdist.release.artefact import Release
-from dpdist.rows.bounding import TRUNCATED, RowBound
+from dpdist.rows.bounding import RowBound
 from dpdist.rows.schema import Schema
 from dpdist.rows.units import Unit
 
@@ -305,8 +305,6 @@ def _unit(unit: Unit | None) -> str:
 
 def _grid(bound: RowBound) -> str:
     grid = f"the clip norm is 2^{bound.grid_bits} steps; rows were"
-    if bound.rule == TRUNCATED:
-        return f"{grid} truncated to it"
     return f"{grid} clipped to norm {rounded_norm(bound.shortened_norm)}, and rounded without bias"
 
 

@@ -206,11 +206,7 @@ def release_table(
     cluster, store, on_message = chosen(cluster), store_at(target), say or (lambda _: None)
     account = Path() if request.for_reproduction else ledger_place(table, ledger)  # reproduction charges none
     arguments = request, table, absolute(account), store.absolute()
-    on_trusted_worker = cluster.trusted_worker and not request.for_reproduction
-    transaction = (
-        trusted.MomentTransaction(*arguments) if on_trusted_worker else trusted.resolved_transaction(*arguments)
-    )
-    _report_older(transaction, request, on_message)
+    transaction = trusted.MomentTransaction(*arguments)
     guarantee = transaction.request.guarantee(table)  # first, refuse invalid requests
     with_placeholders = transaction.with_placeholders()
     require_summable(table, with_placeholders.request.bound(table.columns))
@@ -219,7 +215,7 @@ def release_table(
             f"Products are computed round by round from this process. Leave {parameter('trusted', 'worker')} out."
         )
     if request.for_reproduction:
-        _require_centre(transaction, on_message)
+        _require_centre(transaction)
         return _reproduced(transaction, cluster, ledger)
     _require_relation(transaction, cluster)
     if guarantee is not None:
@@ -233,12 +229,9 @@ def release_table(
         if transaction.draws > 1:
             require_choice(transaction)
             _report_free_norm(transaction, on_message)
-        _require_centre(transaction, on_message)
+        _require_centre(transaction)
     with cluster.connected() as executor:
         executor.require_visible(table.probe, ROOT)
-        if on_trusted_worker:
-            transaction = executor.trusted(trusted.resolved_transaction, *arguments)
-            with_placeholders = transaction.with_placeholders()
         layout = _layout(executor, with_placeholders, cluster)  # checks the memory before anything is charged
         fresh = executor.trusted(transaction.reserve) in {State.RESERVED, State.STAGED}
         if fresh and transaction.draws > 1:
@@ -269,17 +262,6 @@ def require_releasable(table: Table, request: ReleaseRequest, budget: PrivacyLos
         require_choice(trusted.MomentTransaction(request, table, Path(), store_at("release.zarr")))
 
 
-def _report_older(
-    transaction: trusted.MomentTransaction, request: ReleaseRequest, on_message: Callable[[str], None]
-) -> None:  # fmt: skip
-    """Report that a release charged by an older version ignores options that are newer."""
-    if transaction.request.choice_rule != request.choice_rule and (request.components or request.targets):
-        on_message(
-            f"This release was charged by an older version of dpdist, which had neither {parameter('components')} nor "
-            f"{parameter('targets')}: its choices are unchanged."
-        )
-
-
 def _report_free_norm(transaction: trusted.MomentTransaction, on_message: Callable[[str], None]) -> None:
     """Report a clip norm that follows from the schema for free, if one is about to be chosen privately."""
     free = advice.free_norm(transaction.table, transaction.request).lstrip()
@@ -291,11 +273,9 @@ def _centred(request: ReleaseRequest) -> bool:
     return request.centre is not None or "scale" in request.chooses
 
 
-def _require_centre(transaction: trusted.MomentTransaction, on_message: Callable[[str], None]) -> None:
-    """Refuse a table with dropped rows and no centre, and report how an older table treats them."""
+def _require_centre(transaction: trusted.MomentTransaction) -> None:
+    """Refuse a table with dropped rows and no centre."""
     advice.require_centre_of_dropped(transaction.table, centred=_centred(transaction.request))
-    if dropped := advice.dropped(transaction.table):
-        on_message(dropped)
 
 
 def _reproduced(transaction: trusted.MomentTransaction, cluster: Cluster, ledger: AnyLedgerAddress | None) -> Outcome:
@@ -339,12 +319,12 @@ def _compute(
     """
     bound = transaction.request.bound(transaction.table.columns)
     if layout is None:
-        trusted.conclude(transaction, MomentProducts(_product(executor, transaction, common_key(bound))))
+        trusted.conclude(transaction, MomentProducts(_product(executor, transaction, common_key())))
         return
     layout = replace(layout, bound=bound)
     try:
         if len(layout.bands) > 1:
-            moment = MomentBands(partial(_bands, executor, transaction.table, layout, common_key(bound)))
+            moment = MomentBands(partial(_bands, executor, transaction.table, layout, common_key()))
             trusted.conclude(transaction, moment)
             return
         finalise: Callable[..., None] = trusted.finalise

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
-from typing import NotRequired, TypedDict
+from typing import TypedDict
 
 from dpdist.errors import DataError, UsageError
 from dpdist.naming import parameter
@@ -214,6 +214,18 @@ class PrivacyLoss:
         """Whether this loss is at most the other in epsilon and delta."""
         return self.epsilon_micro <= other.epsilon_micro and self.delta_atto <= other.delta_atto
 
+    def less(self, spent: PrivacyLoss) -> PrivacyLoss:
+        """Return what is left of a budget, whose reserved parts stay; UsageError if nothing is."""
+        epsilon, delta = self.epsilon_micro - spent.epsilon_micro, self.delta_atto - spent.delta_atto
+        if epsilon < 1 or delta < 0:
+            raise UsageError(f"Of a budget of {self} nothing is left, after {spent} was spent.", parameter="spent")
+        return replace(self, epsilon_micro=epsilon, delta_atto=delta)
+
+    def more(self, spent: PrivacyLoss) -> PrivacyLoss:
+        """Return the budget of which this is left; the inverse of :meth:`less`."""
+        epsilon, delta = self.epsilon_micro + spent.epsilon_micro, self.delta_atto + spent.delta_atto
+        return replace(self, epsilon_micro=epsilon, delta_atto=delta)
+
     def to_json(self) -> dict[str, int]:
         """Return plain JSON values; the inverse of :meth:`from_json`."""
         return {"epsilon_micro": self.epsilon_micro, "delta_atto": self.delta_atto}
@@ -284,7 +296,7 @@ def fraction_of(ratio: Ratio) -> Fraction:
 
 
 class GuaranteeJson(TypedDict):
-    """A :class:`Guarantee` as JSON values; older versions wrote no ``bounded_ranges``."""
+    """A :class:`Guarantee` as JSON values."""
 
     neighbours: str
     epsilon_micro: int
@@ -292,7 +304,7 @@ class GuaranteeJson(TypedDict):
     mu_squared: Ratio | None
     arithmetic: str
     proof: str
-    bounded_ranges: NotRequired[list[Ratio]]
+    bounded_ranges: list[Ratio]
 
 
 @dataclass(frozen=True)
@@ -367,6 +379,5 @@ class Guarantee:
             mu_squared=None if squared is None else fraction_of(squared),
             arithmetic=Arithmetic(value["arithmetic"]),
             proof=value["proof"],
-            # older versions stored one word, which was too strong for several draws, so it is ignored
-            bounded_ranges=tuple(fraction_of(length) for length in value.get("bounded_ranges", ())),
+            bounded_ranges=tuple(fraction_of(length) for length in value["bounded_ranges"]),
         )

@@ -243,7 +243,7 @@ def _advice(request: NormsRequest, table: Table, quantile: Fraction, left_micro:
 def require_centre_of_dropped(table: Table, *, centred: bool) -> None:
     """Refuse to count rows that the schema drops while their centre is unknown."""
     schema = table.schema
-    names = () if schema is None or centred else schema.centring + schema.dropping * (table.dropped == "nan")
+    names = () if schema is None or centred else schema.centring + schema.dropping
     if names:
         raise RefusedError(
             f"By the schema, a missing value of {listed(names)} counts as the centre, which must be "
@@ -251,17 +251,6 @@ def require_centre_of_dropped(table: Table, *, centred: bool) -> None:
             f"public one ({parameter('centre')}), or ingest the source again with a public constant for missing values "
             '(missing = "fill"). Nothing was read or spent.'
         )
-
-
-def dropped(table: Table) -> str:
-    """Return a warning about rows that an older version stored as zeros when it dropped them; may be empty."""
-    names = () if table.schema is None else table.schema.dropping
-    if not names or table.dropped == "nan":
-        return ""
-    return (
-        f"An older version stored rows without {listed(names)} as rows of zeros in this table, and they count in "
-        "centre, scale and mean. If you ingest the source again, they count as the centre of the others."
-    )
 
 
 def norm_by_schema(table: Table, request: NormsRequest | ReleaseRequest) -> float | None:

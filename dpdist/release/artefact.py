@@ -36,7 +36,7 @@ from dpdist.naming import step
 from dpdist.privacy.checks import cautions
 from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
 from dpdist.release.attributes import Attributes, Coverage, Stage
-from dpdist.rows.bounding import DITHERED, RowBound
+from dpdist.rows.bounding import RowBound, require_unbiased
 from dpdist.rows.schema import Schema
 from dpdist.rows.units import Unit
 from dpdist.storage.arrays import Array, attributes_of, complete_arrays, require_format
@@ -296,7 +296,7 @@ class Release(Heading):
     @property
     def rounding_diagonal(self) -> float:
         """Contribution of rounding to diagonal entries, ``n/4`` steps², in squared units of the rows; 0 if unknown."""
-        if self.bound.rule != DITHERED or self.row_count is None:
+        if self.row_count is None:
             return 0.0
         return self.row_count / 4 * self.bound.unit**2
 
@@ -443,6 +443,7 @@ def open_release(path: AnyStore) -> Release:
         FORMAT,
         f"There is no release at {store}. Make one with: {step('release', 'ROWS', store, epsilon='E', clip='C')}",
     )
+    require_unbiased(info.get("bound"), store)
     try:
         attributes = convert(info, Attributes)
         bound = RowBound.from_json(attributes.bound)

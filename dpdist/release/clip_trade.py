@@ -153,12 +153,12 @@ def clip_for(
     edges = np.array(histogram.edges)
     low, high = edges[max(0, first - 1)], edges[min(last, len(edges)) - 1]
     if not low < high:
-        return histogram.clip_norm(interpolated=True)
+        return histogram.clip_norm()
     clips = np.geomspace(low, high, _FINER * (last - first) + 1)[1:]
     *trace, total = traces(histogram, np.append(clips, np.inf))
     positive = np.array(trace) > 0
     if total <= 0 or not positive.any():
-        return histogram.clip_norm(interpolated=True)
+        return histogram.clip_norm()
     share = noise_share(purpose, histogram.guarantee.neighbours, columns, max_rows)
     expected = losses(purpose.number, columns, share, clips[positive], np.array(trace)[positive], total)
     clip = float(f"{clips[positive][int(expected.argmin())]:.4g}")

@@ -27,7 +27,7 @@ from dpdist.mechanisms.columns import BEYOND, GRID, NAME
 from dpdist.privacy.guarantee import Guarantee
 from dpdist.release import stages
 from dpdist.release.histograms import ColumnsTransaction
-from dpdist.release.request import FIRST_RULE, UNKNOWN, Parts, ReleaseRequest, common_parameters, id_of, parts_of
+from dpdist.release.request import UNKNOWN, Parts, ReleaseRequest, common_parameters, id_of, parts_of
 from dpdist.rows.table import Table
 
 
@@ -62,7 +62,6 @@ class FirstScaleRequest:
             **common_parameters(table, NAME, self.guarantee(table).loss, self.series.neighbours),
             "grid": GRID,
             "period": period,
-            **({} if self.series.choice_rule == FIRST_RULE else {"rule": self.series.choice_rule}),
         }
 
     def release_id(self, table: Table) -> str:

@@ -22,12 +22,12 @@ from dpdist._util.text import canonical
 from dpdist._version import __version__
 from dpdist.errors import DataError
 from dpdist.ledger.state import Part
-from dpdist.mechanisms.columns import GRID, Grid, Standardised, counting_bins, intervals_of, standardised, threshold
+from dpdist.mechanisms.columns import GRID, Grid, Standardised, counting_bins, intervals_of, standardised
 from dpdist.mechanisms.counts import CalibratedHistogram, CountNoise, Counts, noise_from_json
 from dpdist.moment.histograms import ColumnCounting, Counting, grids_of
 from dpdist.moment.total import Partial, complete
 from dpdist.noise.entropy import SYSTEM
-from dpdist.release.request import CHOICE_RULE, FIRST_RULE, ReleaseRequest, parts_of
+from dpdist.release.request import ReleaseRequest, parts_of
 from dpdist.release.transaction import ReleaseTransaction, RequestT_co
 
 
@@ -78,8 +78,7 @@ def drawn(calibrated: CalibratedHistogram, exact: Counts) -> Counts:
     return calibrated.answer(exact, SYSTEM)
 
 
-FORMATS = {FIRST_RULE: "dpdist-columns/1", CHOICE_RULE: "dpdist-columns/2"}
-"""Formats by choice rule."""
+FORMAT = "dpdist-columns/1"
 
 
 @dataclass(frozen=True)
@@ -89,20 +88,13 @@ class ColumnHistograms:
     grids: tuple[Grid, ...]
     counting: tuple[tuple[tuple[int, int], ...], ...]  # the bins of each column that count, with their noisy counts
     noise: CountNoise
-    rule: int = CHOICE_RULE  # decides which bins count
 
     @classmethod
-    def of_noisy(cls, counting: ColumnCounting, noisy: Counts, noise: CountNoise, rule: int) -> ColumnHistograms:
-        """Select the bins that count, by a rule, from the noisy counts of all bins."""
-        least, intervals = threshold(noise, counting.bins), intervals_of(counting.grids)
-
-        def counts(grid: Grid, counts: Counts) -> list[tuple[int, int]]:
-            if rule == FIRST_RULE:
-                return [(index, count) for index, count in enumerate(counts.tolist()) if count > least]
-            return counting_bins(grid, counts, noise, intervals)
-
-        bins = map(counts, counting.grids, counting.of_columns(noisy))
-        return cls(counting.grids, tuple(map(tuple, bins)), noise, rule)
+    def of_noisy(cls, counting: ColumnCounting, noisy: Counts, noise: CountNoise) -> ColumnHistograms:
+        """Select the bins that count from the noisy counts of all bins."""
+        intervals, columns = intervals_of(counting.grids), zip(counting.grids, counting.of_columns(noisy), strict=True)
+        bins = (tuple(counting_bins(grid, counts, noise, intervals)) for grid, counts in columns)
+        return cls(counting.grids, tuple(bins), noise)
 
     @property
     def standardised(self) -> list[Standardised]:
@@ -111,28 +103,24 @@ class ColumnHistograms:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> ColumnHistograms:
-        """Read a committed document of this version or an earlier one."""
-        rule = next((rule for rule, name in FORMATS.items() if name == value["format"]), None)
-        if rule is None:
-            formats = " and ".join(map(repr, FORMATS.values()))
+        """Read a committed document."""
+        if value["format"] != FORMAT:
             raise DataError(
-                f"The histograms have format {value['format']!r}; this version reads {formats}. Use a newer version of "
+                f"The histograms have format {value['format']!r}; this version reads {FORMAT}. Use a newer version of "
                 "dpdist."
             )
         if value["grid"] != GRID:
             raise DataError("The histograms use another grid than this version. Use the version that made them.")
         grids = tuple(Grid() if ends is None else Grid((ends[0], ends[1])) for ends in value["ranges"])
         counting = tuple(tuple((index, count) for index, count in column) for column in value["counts"])
-        return cls(grids, counting, noise_from_json(value["noise"]), rule)
+        return cls(grids, counting, noise_from_json(value["noise"]))
 
     def to_json(self) -> dict[str, object]:
         """Return plain JSON values."""
-        bins = sum(grid.bins for grid in self.grids)
         return {
             "grid": GRID,
             "ranges": [grid.ends and list(grid.ends) for grid in self.grids],
             "noise": self.noise.to_json(),
-            **({"rule": self.rule} if self.rule != FIRST_RULE else {"threshold": threshold(self.noise, bins)}),
             "counts": [[list(pair) for pair in counting] for counting in self.counting],
         }
 
@@ -155,9 +143,8 @@ class ColumnsTransaction(HistogramTransaction[RequestT_co], ABC):
 
     def content(self, noisy: Counts, ledger_head: str) -> dict[str, object]:
         """Return the committed document, with the noisy counts."""
-        rule = self.choosing.choice_rule
-        histograms = ColumnHistograms.of_noisy(self.counting(), noisy, self.calibrated().noise, rule)
-        named = {"format": FORMATS[rule], "release_id": self.release_id}
+        histograms = ColumnHistograms.of_noisy(self.counting(), noisy, self.calibrated().noise)
+        named = {"format": FORMAT, "release_id": self.release_id}
         return {**named, **histograms.to_json(), "ledger_head": ledger_head}
 
     def read(self) -> ColumnHistograms:

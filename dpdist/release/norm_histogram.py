@@ -19,8 +19,6 @@ from dpdist.mechanisms.counts import (
     CalibratedHistogram,
     CountNoise,
     Counts,
-    DiscreteLaplace,
-    RoundedNormal,
     noise_from_json,
 )
 from dpdist.mechanisms.quantile import NAME, QuantileEstimate, calibrated, quantile_of
@@ -32,8 +30,7 @@ from dpdist.release.request import common_parameters, id_of
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.table import Table
 
-FORMATS = {DiscreteLaplace.law: "dpdist-norms/1", RoundedNormal.law: "dpdist-norms/2"}
-"""By the distribution of the noise: a reader of the first format alone would assume discrete Laplace noise."""
+FORMAT = "dpdist-norms/1"
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,7 @@ class NormsRequest:
 
     def bound(self, columns: int) -> RowBound:
         """Return shift and scale for rows with this number of columns; UsageError if they do not match."""
-        return RowBound(columns, self.grid.edges[-1], 2, self.centre, self.scale)
+        return RowBound(columns, self.grid.edges[-1], centre=self.centre, scale=self.scale)
 
     def calibrated(self, table: Table) -> CalibratedHistogram:
         """Return the noise for a table."""
@@ -171,14 +168,14 @@ class NormHistogram:
                 return Fraction(hundredths, 100)
         return None
 
-    def clip_norm(self, *, interpolated: bool = False) -> tuple[float, Fraction]:
+    def clip_norm(self) -> tuple[float, Fraction]:
         """Return the 0.95-quantile of the norms, or the largest smaller one on the grid, and which quantile it is."""
         quantile = self.answered(95) or Fraction(1, 2)
         estimate = self.quantile(quantile)
         if estimate.edge is None:
             return self.edges[-1], quantile
         clip = self.edges[estimate.edge]
-        if interpolated and estimate.edge:
+        if estimate.edge:
             below = self.edges[estimate.edge - 1]
             clip = float(f"{below * (clip / below) ** estimate.within:.4g}")
         return clip, quantile
@@ -196,7 +193,7 @@ class NormHistogram:
     def to_json(self) -> dict[str, object]:
         """Return plain JSON values."""
         return {
-            "format": FORMATS[self.noise.law],
+            "format": FORMAT,
             "release_id": self.release_id,
             "mechanism": NAME,
             "guarantee": self.guarantee.to_json(),
@@ -210,11 +207,10 @@ class NormHistogram:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> NormHistogram:
-        """Read a document that :meth:`to_json` wrote, in this version or an earlier one."""
-        if value["format"] not in FORMATS.values():
-            formats = ", ".join(map(repr, FORMATS.values()))
+        """Read a document that :meth:`to_json` wrote."""
+        if value["format"] != FORMAT:
             raise DataError(
-                f"The histogram has format {value['format']!r}; this version reads {formats}. Use a newer version of "
+                f"The histogram has format {value['format']!r}; this version reads {FORMAT}. Use a newer version of "
                 "dpdist."
             )
         return cls(

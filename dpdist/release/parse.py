@@ -65,7 +65,7 @@ def request_from(
         targets=options.targets,
     )
     columns = len(next((v for v in shift.values() if v), (0.0, 0.0)))
-    request.truncating().with_placeholders.bound(columns)  # checks the range of clip norm and grid bits
+    request.with_placeholders.bound(columns)  # checks the range of clip norm and grid bits
     return request
 
 

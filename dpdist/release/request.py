@@ -41,17 +41,16 @@ from dpdist.options import ROWS_AT_MOST, Word
 from dpdist.privacy.accounting import gaussian_sigma
 from dpdist.privacy.guarantee import MICRO, Guarantee, Neighbours, PrivacyLoss, neighbours_of
 from dpdist.privacy.staged import divided, together
-from dpdist.rows.bounding import DITHERED, TRUNCATED, RowBound
+from dpdist.rows.bounding import RowBound
 from dpdist.rows.dither import Dithering
-from dpdist.rows.rounding import LEAST_BITS, OLD_BITS, SIMPLE_BITS, is_little
+from dpdist.rows.rounding import LEAST_BITS, SIMPLE_BITS, is_little
 from dpdist.rows.schema import Schema
 from dpdist.rows.table import Table
 
 _MAX_BITS = 24
 CLIP_GRID = NormGrid()  # candidates for a private clip norm
-FIRST_RULE, CHOICE_RULE = 1, 2  # how clip norm and scale are chosen: by versions up to 0.1.0, and now
-AUTO_CLIP = {FIRST_RULE: 1.5, CHOICE_RULE: 1.75}  # default clip norm of scaled columns over sqrt(d), by rule
-UNKNOWN = Fraction(1, 10)  # share of a histogram if n is unknown, and by the first rule
+AUTO_CLIP = 1.75  # default clip norm of scaled columns over sqrt(d)
+UNKNOWN = Fraction(1, 10)  # share of a histogram if n is unknown
 _LARGEST_SHARE = Fraction(1, 4)
 _COLUMNS, _NORMS = 0.005, 0.004  # allowed noise of a count over n
 Choice = Literal["scale", "clip norm"]  # chosen first, each in a separate draw
@@ -154,9 +153,6 @@ class ReleaseRequest:
     rows_at_most : int, default 10000000
         A public upper bound on n, which determines grid bits and the share of a private choice if n is private or rows
         come in periods. The guarantee does not depend on it.
-    rule : int, default 2
-        How rows are rounded to the grid: 2 rounds without bias (:mod:`dpdist.rows.dither`). 1 truncates them to 16
-        bits, as versions up to 0.1.0 did.
     scale_share : Fraction, str or float, default None
         With a private scale: the share of mu² (of epsilon, if the mechanism has no mu) for its histograms. None: from
         .01 to .25, depending on n, epsilon and d.
@@ -168,9 +164,6 @@ class ReleaseRequest:
     targets : tuple of str, default ()
         With a private scale: target columns of a regression. Their scale is reduced so that a standard deviation is
         about a quarter of the clip norm, and noise hides less of them. They weigh more in components.
-    choice_rule : int, default 2
-        How private choices follow from their histograms: 2 by sums over intervals of bins; 1 by single bins, at a tenth
-        of the loss each, as versions up to 0.1.0 did.
 
     Raises
     ------
@@ -205,12 +198,10 @@ class ReleaseRequest:
     for_reproduction: bool = False
     accept_large_delta: bool = False
     rows_at_most: int = ROWS_AT_MOST
-    rule: int = DITHERED
     scale_share: Fraction | None = None
     clip_share: Fraction | None = None
     components: int | None = None
     targets: tuple[str, ...] = ()
-    choice_rule: int = CHOICE_RULE
 
     def __post_init__(self) -> None:
         # normalised first, because values are compared and hashed into the id
@@ -304,7 +295,7 @@ class ReleaseRequest:
     def on_grid(self, columns: int, rows: int | None = None, max_rows: int = 1) -> ReleaseRequest:
         """Return the request with its grid bits and shares; ``rows`` is n if it is public, None: ``rows_at_most``."""
         if self.clip_norm == "auto" and self.scale != "private":
-            return replace(self, clip_norm=auto_clip(columns, self.choice_rule)).on_grid(columns, rows, max_rows)
+            return replace(self, clip_norm=auto_clip(columns)).on_grid(columns, rows, max_rows)
         if self.clip_norm == "schema":  # which follows from the grid
             return replace(self.with_placeholders.on_grid(columns, rows, max_rows), clip_norm="schema")
         if self.chooses:
@@ -313,8 +304,6 @@ class ReleaseRequest:
             return replace(self, grid_bits=bits, scale_share=shares.get("scale"), clip_share=shares.get("clip norm"))
         if self.grid_bits is not None:
             return self
-        if self.rule == TRUNCATED:
-            return replace(self, grid_bits=OLD_BITS)
         row_limit, deviation = self.rows_at_most if rows is None else rows, None
         if self.mechanism_info.additive:
             trial = replace(self, grid_bits=LEAST_BITS)
@@ -344,7 +333,7 @@ class ReleaseRequest:
             rows = self.rows_at_most
         named: dict[Choice, Fraction | None] = {"scale": self.scale_share, "clip norm": self.clip_share}
         shares = {choice: named[choice] or UNKNOWN for choice in self.chooses}
-        if rows is None or self.choice_rule == FIRST_RULE:
+        if rows is None:
             return shares
         gaussian = self._gaussian(columns, max_rows)
         exchanged = 2 if self.neighbours is Neighbours.REPLACE_ONE else 1
@@ -381,19 +370,6 @@ class ReleaseRequest:
             )
         return replace(self, clip_norm=clip_norm_without_clipping(schema.norm, len(schema.features), self.grid_bits))
 
-    def older(self) -> tuple[ReleaseRequest, ...]:
-        """Return the requests that older versions made of the same parameters, the newest first."""
-        if self.clip_norm == "schema":
-            return ()
-        if not self.chooses and self.clip_norm != "auto":
-            return (self.truncating(),)
-        first = replace(self, choice_rule=FIRST_RULE, clip_share=None, components=None, targets=())
-        return first, first.truncating()
-
-    def truncating(self) -> ReleaseRequest:
-        """Return the request of the versions that truncated rows to the grid."""
-        return replace(self, rule=TRUNCATED, grid_bits=OLD_BITS if self.grid_bits is None else self.grid_bits)
-
     def bound(self, columns: int) -> RowBound:
         """Return how rows are bounded; private centring appends C/2. UsageError while a private choice is open."""
         if self.clip_norm == "private" or self.scale == "private":
@@ -414,7 +390,6 @@ class ReleaseRequest:
             scale=self.scale,
             # C/2 is within 3 % of the best choice for means of norm at least C/4
             constant=2 ** (bits - 1) if self.centring is Centring.PRIVATE else 0,
-            rule=self.rule,
         )
 
     @property
@@ -526,17 +501,14 @@ class ReleaseRequest:
         if not self.chooses:
             return values
         shares = {choice: str(share) for choice, share in self._shares(columns, None, max_rows).items()}
-        # requests by the first rule store none, and keep their ids
-        rule: dict[str, object] = {} if self.choice_rule == FIRST_RULE else {"rule": self.choice_rule}
         if "scale" in shares:
             grid, targets = column_histograms.GRID, {"targets": list(self.targets)} if self.targets else {}
-            scale = {"mechanism": column_histograms.NAME, "grid": grid, "share": shares["scale"], **rule, **targets}
+            scale = {"mechanism": column_histograms.NAME, "grid": grid, "share": shares["scale"], **targets}
             values |= {"clip_norm": self.clip_norm, "scale": scale}
         if "clip norm" in shares:
             components = {} if self.components is None else {"components": self.components}
             values["clip_norm"] = {
-                "mechanism": quantile.NAME, "grid": CLIP_GRID.to_json(), "share": shares["clip norm"], **rule,
-                **components,
+                "mechanism": quantile.NAME, "grid": CLIP_GRID.to_json(), "share": shares["clip norm"], **components,
             }  # fmt: skip
         return values
 
@@ -587,9 +559,9 @@ def clip_norm_without_clipping(norm: float, columns: int, grid_bits: int) -> flo
     return float(rounded_up(norm * (1 + 1e-12) / Dithering(columns, grid_bits).inner, 7))
 
 
-def auto_clip(columns: int, rule: int = CHOICE_RULE) -> float:
+def auto_clip(columns: int) -> float:
     """Return the default clip norm of scaled columns, to four digits; it clips some 6 % of skewed, correlated rows."""
-    return float(f"{AUTO_CLIP[rule] * math.sqrt(columns):.4g}")
+    return float(f"{AUTO_CLIP * math.sqrt(columns):.4g}")
 
 
 def exact_fraction(number: object) -> Fraction:

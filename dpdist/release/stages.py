@@ -31,7 +31,6 @@ from dpdist.release.histograms import ColumnHistograms, ColumnsStage, drawn
 from dpdist.release.norm_histogram import NormHistogram, NormsRequest, NormsTransaction
 from dpdist.release.request import (
     CLIP_GRID,
-    FIRST_RULE,
     Choice,
     Parts,
     ReleaseRequest,
@@ -114,7 +113,7 @@ def _following(
     if "clip norm" in request.chooses:
         norms = read_norms(following)
         if request.components is None or request.components >= width:
-            clip_norm, share = norms.clip_norm(interpolated=request.choice_rule != FIRST_RULE)
+            clip_norm, share = norms.clip_norm()
         else:
             purpose = ForComponents(request.components, parts.moment.loss)
             clip_norm, share = clip_for(purpose, norms, width, max_rows)
@@ -144,7 +143,7 @@ def standardising(
     }
     clip = 1.0 if isinstance(parts.moment.clip_norm, str) else parts.moment.clip_norm
     # for short columns a larger norm would only add noise; of columns in which nothing was seen, values may be long
-    auto = auto_clip(max(1, sum(not column.short for column in scalings)), request.choice_rule)
+    auto = auto_clip(max(1, sum(not column.short for column in scalings)))
     if request.clip_norm == "auto":
         clip = chosen["clip_norm"] = auto
     if request.targets:
@@ -188,8 +187,7 @@ def _least_rows(request: ReleaseRequest, counting: ColumnCounting, rows: int, ma
     """Return the loss of the stage that chooses a scale, and the number of rows that it requires."""
     width = counting.columns
     stage = parts_of(request.on_grid(width, rows, max_rows), width, max_rows).stages["scale"]
-    first = request.choice_rule == FIRST_RULE
-    least = columns.least_rows(stage.noise, counting.grids, first_rule=first)
+    least = columns.least_rows(stage.noise, counting.grids)
     return stage.guarantee.loss, max(least, math.ceil(math.sqrt(stage.noise.variance) / _MOST_NOISE))
 
 
@@ -202,7 +200,7 @@ def draw_unrecorded(
 
     def columns_drawn() -> ColumnHistograms:
         counting, stage = ColumnCounting(grids_of_numbers(width)), parts.stages["scale"]
-        return ColumnHistograms.of_noisy(counting, drawn(stage, counts(counting)), stage.noise, request.choice_rule)
+        return ColumnHistograms.of_noisy(counting, drawn(stage, counts(counting)), stage.noise)
 
     def norms_drawn(bounded: ReleaseRequest) -> NormHistogram:
         stage, edges = parts.stages["clip norm"], CLIP_GRID.edges

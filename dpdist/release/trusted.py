@@ -21,7 +21,6 @@ set's record, so one of two concurrent attempts is refused.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from tempfile import TemporaryFile
@@ -30,11 +29,10 @@ from typing import Any
 import numpy as np
 
 from dpdist._util.progress import Steps
-from dpdist._util.text import canonical, random_token
+from dpdist._util.text import random_token
 from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.ingest.registered import open_rows
 from dpdist.ledger import state_folder
-from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.journal import Draws, written
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import Part, State
@@ -49,7 +47,6 @@ from dpdist.release.artefact import FORMAT, Heading, Release, open_release
 from dpdist.release.attributes import Coverage, Stage
 from dpdist.release.request import ReleaseRequest
 from dpdist.release.transaction import ReleaseTransaction
-from dpdist.rows.bounding import TRUNCATED
 from dpdist.rows.dataset import mark_reproduced
 from dpdist.rows.table import Table
 from dpdist.storage.arrays import attributes_of
@@ -101,36 +98,6 @@ class MomentTransaction(ReleaseTransaction[ReleaseRequest]):
         if stands:
             require_recorded(ledger, self.target)
         return self.charge(ledger)
-
-
-def charged_request(
-    request: ReleaseRequest, table: Table, ledger: Ledger | None, target: Store | None = None
-) -> ReleaseRequest:
-    """Return the request, or its version by an older rule if that was charged: it must not be drawn by today's rule."""
-    attributes = {} if target is None else attributes_of(target) or {}
-    for older in request.older():
-        release_id, parameters = older.release_id(table), json.loads(canonical(older.parameters(table)))
-        record = None if ledger is None else ledger.record(release_id)
-        if record is not None:
-            # a refunded release is charged anew, but a chosen id keeps its parameters
-            alive = record.state is not State.ABORTED or request.name is not None
-            matches = record.parameters == parameters and alive
-        else:
-            bound = attributes.get("bound")
-            if request.chooses and isinstance(bound, dict):  # these were chosen by the release
-                bound = bound | {name: parameters["bound"][name] for name in ("clip_norm", "scale", "centre")}
-            matches = (attributes.get("release_id"), bound) == (release_id, parameters["bound"])
-        if matches:
-            return older.of_table(table)
-    return request.of_table(table)
-
-
-def resolved_transaction(
-    request: ReleaseRequest, table: Table, address: LedgerAddress, target: Store
-) -> MomentTransaction:
-    """Return the transaction for a request, resolved by :func:`charged_request`."""
-    ledger = Ledger(address) if Ledger.stands_at(address) else None
-    return MomentTransaction(charged_request(request, table, ledger, target), table, address, target)
 
 
 def require_recorded(ledger: Ledger, target: AnyStore) -> Release:
@@ -235,7 +202,7 @@ def _heading(
         bound=request.bound(len(names)),
         noise=calibrated.noise,
         rows=rows if public else None,
-        rows_at_most=None if public or request.rule == TRUNCATED else request.rows_at_most,
+        rows_at_most=None if public else request.rows_at_most,
         stage=None if staged is None else staged.stage,
         **attributes,
     )

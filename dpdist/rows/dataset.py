@@ -35,6 +35,7 @@ from dpdist.storage.arrays import ROOT, Array, array_options, attributes_of, req
 from dpdist.storage.store import AnyStore, Store, store_at
 
 FORMAT = "dpdist-rows/1"
+_DROPPED = "nan"
 _TARGET_CHUNK = 8 << 20
 _LZ4_MOST = 255
 """Largest compression ratio of LZ4."""
@@ -57,7 +58,6 @@ class RowsTable(Shape):
     reproduced: bool = False  # used for a reproduction (:mod:`dpdist.release.trusted`)
     reference: Reference | None = None  # chunks of registered rows; None: stored here
     schema: Schema | None = None  # None: the source had numeric columns
-    dropped: str = "zeros"  # see :class:`dpdist.rows.table.RowsAttributes`
     variant: str | None = None  # part of the ids of releases
 
     def __str__(self) -> str:
@@ -216,7 +216,7 @@ def head_of(
         unit=None if unit is None else UnitAttributes(unit.column, unit.max_rows, unit.keep, unit.max_periods),
         origin=origin,
         schema=None if schema is None else schema.to_json(),
-        dropped="zeros" if schema is None or not schema.dropping else "nan",
+        dropped=_DROPPED if schema is not None and schema.dropping else None,
         variant=variant,
     )
     array.attrs["dpdist"] = builtins_of(attributes)
@@ -224,15 +224,18 @@ def head_of(
     return head.to_bytes()
 
 
-def bind_ledger(table: RowsTable, budget: PrivacyLoss, ledger_id: str) -> RowsTable:
-    """Record permanently which ledger is charged for these rows; the caller holds ``table.store.locked()``."""
+def bind_ledger(table: RowsTable, budget: PrivacyLoss, ledger_id: str, unread: str | None = None) -> RowsTable:
+    """Record permanently which ledger is charged for these rows; the caller holds ``table.store.locked()``.
+
+    ``unread``, if given, is the ledger of another version, which cannot be charged.
+    """
     # with a second ledger for the same rows, a release could be drawn twice and its noise averaged away
-    if (attributes_of(table.store) or {}).get("ledger_id") is not None:
+    if (attributes_of(table.store) or {}).get("ledger_id") != unread:
         raise DataError(f"{table} already has a ledger: name that one.")
     set_attributes(
         table.store,
         "rows",
-        lambda attributes: attributes["ledger_id"] is None and not attributes.get("reproduced", False),
+        lambda attributes: attributes["ledger_id"] == unread and not attributes.get("reproduced", False),
         budget=budget.to_json(),
         ledger_id=ledger_id,
     )
@@ -273,7 +276,6 @@ def open_ingested(path: AnyStore) -> RowsTable:
             unit=None if attributes.unit is None else attributes.unit.unit,
             reproduced=attributes.reproduced,
             schema=None if attributes.schema is None else Schema.from_json(attributes.schema),
-            dropped=attributes.dropped,
             variant=attributes.variant,
         )
     except ResumableError:  # the store did not answer
@@ -282,6 +284,11 @@ def open_ingested(path: AnyStore) -> RowsTable:
         table = None
     if table is None:
         raise DataError(f"{store} contains no usable rows: it is damaged. Restore it from a copy.")
+    if table.schema is not None and table.schema.dropping and attributes.dropped != _DROPPED:
+        raise DataError(
+            f"A version before 0.1.0 wrote {store}, with zeros in the rows that the schema drops, which this one would "
+            f"count. Ingest the source again: {step('ingest', 'SOURCE', 'ROWS')}."
+        )
     _validate(table, array)
     return table
 

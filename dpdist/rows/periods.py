@@ -129,11 +129,6 @@ class Span:
         return self.parts[0].schema
 
     @property
-    def dropped(self) -> str:
-        """How dropped rows are stored, equal in all periods."""
-        return self.parts[0].dropped
-
-    @property
     def max_rows(self) -> int:
         """Number of rows that the rows of one person count as."""
         return counted_rows(self.unit, len(self.parts), weighted=bool(self.weights))

@@ -41,8 +41,6 @@ LEAST_BITS = 10
 """Bits of the coarsest default grid."""
 SIMPLE_BITS = 12
 """Bits of the default grid for mechanisms that do not add noise of a known deviation to the moment."""
-OLD_BITS = 16
-"""Bits of the default grid before unbiased rounding."""
 _LONG = 4000
 
 

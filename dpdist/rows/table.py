@@ -62,7 +62,7 @@ class RowsAttributes(Struct, frozen=True, kw_only=True, omit_defaults=True):
     origin: object = None  # the source of the rows (:func:`dpdist.ingest.sources.origin_of`)
     reproduced: bool = False
     schema: dict[str, Any] | None = None
-    dropped: str = "zeros"  # how dropped rows are stored: as zeros up to 0.1.0, since then "nan"
+    dropped: Text | None = None  # what stands in rows that the schema drops: "nan"; None without such a schema
     variant: Text | None = None  # what distinguishes rows with one identity: a digest of their schema
 
 

@@ -22,6 +22,7 @@ from dpdist.moment.operator import MomentMatrix
 from dpdist.noise.entropy import SYSTEM
 from dpdist.pca.components import captured_variance
 from dpdist.pca.eigen import top_eigenpairs
+from dpdist.rows.dither import DitherKey, Dithers
 from dpdist.triangle import Band, Triangle, unpacked
 
 Floats = npt.NDArray[np.float64]
@@ -52,6 +53,9 @@ class PublicMoment:
         return _in_row_units(self.triangle, self.bound)
 
 
+_KEY = DitherKey(bytes(32))
+
+
 def _in_row_units(triangle: Triangle, bound: RowBound) -> Floats:
     return unpacked(triangle, bound.width).astype(np.float64) * bound.unit**2
 
@@ -59,8 +63,8 @@ def _in_row_units(triangle: Triangle, bound: RowBound) -> Floats:
 def moment_of(rows: Floats, clip_norm: float = 1.0, grid_bits: int = 16) -> PublicMoment:
     """Return the exact second moment of rows that fit into memory, bounded by :class:`dpdist.RowBound`.
 
-    They are truncated to the grid, as a release by the older rule does: public rows need no key, and every answer about
-    them is one about the same integers.
+    They are rounded to the grid with a public key: public rows need no secret one, and every answer about them is one
+    about the same integers.
 
     Parameters
     ----------
@@ -76,7 +80,7 @@ def moment_of(rows: Floats, clip_norm: float = 1.0, grid_bits: int = 16) -> Publ
     step = min(bound.exact_rows, 4096)
     buffer = np.empty((step, bound.width))
     for start in range(0, len(rows), step):
-        sums.add(bound.apply(rows[start : start + step], buffer))
+        sums.add(bound.apply(rows[start : start + step], buffer, Dithers(_KEY, start)))
     return PublicMoment(sums.total(), bound, len(rows))
 
 
@@ -115,7 +119,6 @@ def request_for(
         "loss": PrivacyLoss.parse(epsilon, "0" if info.delta is DeltaUse.NONE else delta),
         "clip_norm": bound.clip_norm,
         "grid_bits": bound.grid_bits,
-        "rule": bound.rule,
         "neighbours": neighbours,
         "options": {name: value for name, value in options.items() if name in known},
     }

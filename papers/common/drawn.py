@@ -16,7 +16,8 @@ from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release
 from dpdist.release.attributes import Coverage
 from dpdist.release.request import Centring, ReleaseRequest
-from dpdist.rows.bounding import TRUNCATED, RowBound
+from dpdist.rows.bounding import RowBound
+from dpdist.rows.dither import DitherKey, Dithers
 from dpdist.triangle import unpacked
 
 Floats = npt.NDArray[np.float64]
@@ -87,10 +88,10 @@ def drawn(
     """Bound rows, and make what draws releases of them."""
     delta = "1e-6" if mechanism == "gaussian" else "0"
     asked = ReleaseRequest(
-        mechanism, PrivacyLoss.parse(epsilon, delta), clip, neighbours, centring=centring, rule=TRUNCATED, **request
+        mechanism, PrivacyLoss.parse(epsilon, delta), clip, neighbours, centring=centring, **{"grid_bits": 16} | request
     )
     bound, calibrated = asked.bound(rows.shape[1]), asked.calibrated(rows.shape[1])
-    bounded = bound.apply(rows, np.empty((len(rows), bound.width)))
+    bounded = bound.apply(rows, np.empty((len(rows), bound.width)), Dithers(DitherKey(bytes(32)), 0))
     lattice = np.rint(bounded.T @ bounded).astype(np.int64)
     called = tuple(names) if names else tuple(f"c{i}" for i in range(rows.shape[1]))
     return Drawn(asked, calibrated, bound, called, lattice, bounded * bound.unit, schema)

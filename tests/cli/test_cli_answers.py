@@ -16,8 +16,9 @@ import zarr
 from click.testing import CliRunner
 from pyarrow import parquet
 from support.cli_scene import Call
-from support.folders import STORED, unpack
+from support.folders import unpack
 from support.releases import archive_of
+from support.samples import SAMPLES
 
 from dpdist import Centring, Neighbours, PrivateCovariance, combine_releases
 from dpdist.cli import cli
@@ -251,7 +252,9 @@ def things(tmp_path_factory: pytest.TempPathFactory) -> Path:
         publish(archive_of(release), folder / f"{name}.zarr")
     halves = [drawn(rows[half::2], 5.0, "2", names=TRAITS).release(half) for half in (0, 1)]
     combine_releases(halves, folder / "sum.zarr")
-    unpack(STORED / "weighted-1.tar.gz", folder)
+    samples = folder.with_name(f"{folder.name}-samples")
+    unpack(SAMPLES, samples)
+    (samples / "weighted" / "published").rename(folder / "published")
     (folder / "published" / "d2.zarr").rename(folder / "night.zarr")
     return folder
 

@@ -69,15 +69,15 @@ class Space:
         """Return the number of books; of the journal nothing counts but what it amounts to."""
         view = folded(books.journal)
         records = tuple(sorted((k, repr(v)) for k, v in view.records.items()))
-        told = repr(view.capped), view.witnessed, view.exhausted, view.exceeded, view.format
+        told = repr(view.capped), view.witnessed, view.exhausted, view.exceeded
         return self._id(books, (records, *told, books.blobs, books.line))
 
     def _first(self) -> tuple[int, ...]:
         text = canonical(
             {
-                "event": "created", "format": "dpdist-ledger/2", "ledger_id": state_machine.LEDGER_ID,
+                "event": "created", "format": "dpdist-ledger/1", "ledger_id": state_machine.LEDGER_ID,
                 "dataset_id": state_machine.DATASET,
-                "epsilon_micro": self.budget * MICRO, "delta_atto": 0,
+                "epsilon_micro": self.budget * MICRO, "delta_atto": 0, "spent": None,
             }
         )  # fmt: skip
         books = Books(((text, _digest(ORIGIN, text)),), frozenset())

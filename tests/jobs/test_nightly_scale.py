@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -23,7 +22,6 @@ from dpdist.privacy.accounting import gaussian_sigma
 from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release import histograms
 from dpdist.release.artefact import open_release
-from dpdist.release.parse import request_from
 
 SCALED = JOB.replace("clip = 8.0", 'clip = "auto"\nscale = "private"\ncentre = "private"')
 WHOLE = PrivacyLoss.parse("1", "1e-6")
@@ -118,20 +116,6 @@ def test_a_run_that_dies_after_the_choice_is_resumed_by_what_it_drew(
     nights.run()
     assert len(drawn) == 1
     assert [record.state.value for record in nights.ledger.records] == ["published"] * 2
-
-
-def test_nights_whose_scale_was_chosen_by_the_first_rule_go_on_with_it(
-    nights: Place, drawn: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A newer version would choose otherwise: its draw would be a second one of the same rows."""
-    arrive(nights, "d1")
-    with monkeypatch.context() as older:
-        older.setattr("dpdist.jobs.job_file.request_from", lambda *given: replace(request_from(*given), choice_rule=1))
-        nights.run()
-    arrive(nights, "d2")
-    nights.run()
-    assert [record.release_id for record in of_scale(nights)] == drawn
-    assert len({str(open_release(path).bound) for path in nights.published.glob("*.zarr")}) == 1
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from support.releases import content_of
 
 from dpdist._util.text import random_token
 from dpdist.errors import DpdistError, RefusedError, UsageError
-from dpdist.ledger import checkpoint
 from dpdist.ledger.address import LedgerAddress
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.sqlite import FolderStorage
@@ -193,13 +192,6 @@ MODEL_SETTINGS = settings(stateful_step_count=30, phases=(Phase.generate,))
 
 def test_any_sequence_of_calls_on_a_folder_agrees_with_a_model() -> None:
     run_state_machine_as_test(LedgerAgainstModel, settings=settings(MODEL_SETTINGS, max_examples=6))
-
-
-def test_any_sequence_of_calls_agrees_with_a_model_where_every_ledger_is_opened_from_a_checkpoint(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(checkpoint, "SPACING", 1)
-    run_state_machine_as_test(LedgerAgainstModel, settings=settings(MODEL_SETTINGS, max_examples=2))
 
 
 def test_any_sequence_of_calls_on_a_database_agrees_with_a_model(

@@ -5,22 +5,18 @@ Two draws, deaths and copies are played in ``tests/whole/test_state_space.py``.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.folders import STORED
 from support.ledgers import DATASET, DiedError, copy_of, dies, losses, pure, reserve
 
 from dpdist.errors import DataError, DpdistError, RefusedError
-from dpdist.ledger import state, witness
 from dpdist.ledger.address import LedgerAddress
-from dpdist.ledger.journal import Draws, entry_of
+from dpdist.ledger.journal import ORIGIN, Draws
 from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import Part, State
-from dpdist.ledger.state_folder import StateFile, state_home
-from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.ledger.state_folder import StateFile
 
 pytestmark = pytest.mark.usefixtures("state")
 
@@ -122,50 +118,9 @@ def test_two_stages_that_two_machines_gave_out_are_both_charged(
     assert drawn(twin, Part.RELEASE, b"release") == b"release"
 
 
-def test_an_older_version_refuses_a_ledger_and_its_witness_from_the_first_release_in_several_draws_on(
-    ledger: Ledger, folder: Path
-) -> None:
-    def of_an_older_version(newest: int) -> int:
-        formats = {name: periodic for name, periodic in state._FORMATS.items() if int(name[-1]) <= newest}
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(state, "_FORMATS", formats)
-            return len(Ledger(folder).records)
-
-    path = Path(witness.FolderWitness().path(ledger.ledger_id))
-    older: StateFile[witness.WitnessRecord] = StateFile(path, "witness", "dpdist-witness/1", witness.WitnessRecord, "")
-    reserve(ledger, "b")
-    drawn(ledger, Part.RELEASE, b"release", "b")
-    assert of_an_older_version(2) == 1
-    assert older.read() is not None
-    several: tuple[Draws, ...] = (2, 3)
-    for draws in several:
-        reserved(ledger, f"r{draws}", draws=draws)
-        with pytest.raises(DataError, match=f"This ledger has format 'dpdist-ledger/{draws + 1}'; this version reads"):
-            of_an_older_version(draws)
-        assert of_an_older_version(draws + 1) == draws
-        drawn(ledger, Part.STAGE, b"stage", f"r{draws}")
-        with pytest.raises(DataError, match=f"has format 'dpdist-witness/{draws}'"):
-            older.read()
-    assert Ledger(folder).budget == PrivacyLoss.parse("3")
-
-
-def test_a_journal_that_begins_twice_and_not_alike_is_refused(folder_ledger: Ledger) -> None:
+def test_a_journal_that_begins_twice_is_refused(folder_ledger: Ledger) -> None:
     with folder_ledger._locked() as (view, transaction):
-        larger = {"epsilon_micro": 9_000_000, "format": "dpdist-ledger/3"}
-        transaction.append({**entry_of(view.created), **larger}, view.after, view.head)
-    with pytest.raises(DataError, match="two different first entries"):
+        first = transaction.read(0, ORIGIN)[0][0]
+        transaction.append({**first, "epsilon_micro": 9_000_000}, view.after, view.head)
+    with pytest.raises(DataError, match="two first entries"):
         folder_ledger.verify()
-
-
-def test_a_stored_ledger_with_a_stage_is_finished_from_that_very_stage(tmp_path: Path) -> None:
-    # written by the first version with stages; never rewritten
-    path = tmp_path / "staged"
-    shutil.copytree(STORED / "ledgers-3" / "staged", path)
-    shutil.copytree(STORED / "ledgers-3" / "witness", state_home() / "witness")
-    ledger = Ledger(path)
-    assert standing(ledger) == (State.STAGED, 1)
-    assert reserved(ledger) is State.STAGED
-    assert drawn(ledger, Part.STAGE, b"never drawn") == b"the stage"
-    assert drawn(ledger, Part.RELEASE, b"release") == b"release"
-    ledger.published("a")
-    ledger.verify()

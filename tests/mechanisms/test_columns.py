@@ -90,17 +90,6 @@ def test_neighbours_attain_the_calibrated_sensitivity_and_never_exceed_it(
 # --- bins that count --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scale", [1, 7, 300])
-def test_draws_exceed_their_bound_with_the_stated_probability(scale: int) -> None:
-    ratio = math.exp(-1 / scale)
-    for beta in (0.3, 1e-3, 1e-9):
-        threshold = DiscreteLaplace(scale).exceeded(beta)
-        assert ratio ** (threshold + 1) / (1 + ratio) <= beta < ratio**threshold / (1 + ratio)
-        normal = RoundedNormal(scale).exceeded(beta)
-        tail = [0.5 * math.erfc((normal + by) / scale / math.sqrt(2)) for by in (0.5, -0.5)]
-        assert tail[0] <= beta < tail[1]
-
-
 @pytest.mark.parametrize("noise", [DiscreteLaplace(40), RoundedNormal(40)])
 def test_no_interval_of_empty_bins_is_occupied_and_by_lower_thresholds_most_columns_have_one(noise: CountNoise) -> None:
     intervals, tables = intervals_of((LOG,)), 200

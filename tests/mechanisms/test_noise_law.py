@@ -5,31 +5,21 @@ Statistical tests here fail falsely with probability below 1e-6 each.
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from dataclasses import replace
 from functools import reduce
 from operator import add
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.folders import STORED
 from support.registered import calibrated
 
-from dpdist.errors import DataError
 from dpdist.mechanisms.attack import KnownMoment, views
 from dpdist.mechanisms.noise_law import EdgeKind, Noise, Part
 from dpdist.noise.entropy import SYSTEM
-from dpdist.pca.alignment import require_alignment
-from dpdist.pca.components import components
 from dpdist.pca.noise_edge import NoiseLaw, law_of
-from dpdist.release.archive import publish
-from dpdist.release.artefact import open_release
-from dpdist.release.attributes import Coverage
-from dpdist.release.combine import combined, write_sum
 
 KNOWN = ("gaussian", "laplace", "frobenius", "nuclear", "wishart", "two-sided-wishart")
 
@@ -93,45 +83,6 @@ def test_the_edge_of_a_sum_is_where_its_spectrum_ends(name: str) -> None:
     assert 0.75 * law.edge < np.mean(largest) < 1.1 * law.edge
     # the twin: the edge of noise of three times the variance
     assert np.mean(largest) < 0.75 * math.sqrt(3) * law.edge
-
-
-@pytest.mark.parametrize("name", [*KNOWN, *(f"{name}-sum" for name in KNOWN), "gaussian-centred-sum"])
-def test_releases_of_version_0_1_0_are_read_and_have_their_edge(name: str, tmp_path: Path) -> None:
-    publish(io.BytesIO((STORED / f"{name}.tar").read_bytes()), tmp_path / "r.zarr")
-    release = open_release(tmp_path / "r.zarr")
-    assert "edge" not in json.loads((tmp_path / "r.zarr/zarr.json").read_text())["attributes"]["dpdist"]["noise"]
-    law = known_law(release.noise, 6)
-    variance = release.noise.variance_off_diagonal
-    assert variance is not None
-    assert 1.9 * math.sqrt(6 * variance) < law.edge < 3.1 * math.sqrt(6 * variance)
-    assert (require_alignment(release, components(release, 6)).edge or 0) > 0
-    again = combined(
-        [release, replace(release, release_id="r-9", releases=(), extents=(Coverage("d", 9, 10, "a", "b"),))]
-    )
-    assert known_law(again.noise, 6).edge > law.edge
-
-
-@pytest.mark.parametrize("name", KNOWN)
-def test_the_edge_of_a_stored_sum_is_not_below_that_of_what_was_added_up(name: str, tmp_path: Path) -> None:
-    """Version 0.1.0 did not store the variance of each draw."""
-    publish(io.BytesIO((STORED / f"{name}-sum.tar").read_bytes()), tmp_path / "r.zarr")
-    release = open_release(tmp_path / "r.zarr")
-    bound, stored = release.bound.norm_bound, release.noise
-    total = reduce(add, (calibrated(name, 6, bound, loss=epsilon).noise for epsilon in ("1", "2", "1")))
-    assert stored.variance_off_diagonal == pytest.approx(total.variance_off_diagonal, rel=0.1)  # the time of laplace
-    assert known_law(stored, 6).edge >= known_law(total, 6).edge * math.sqrt(
-        stored["variance_off_diagonal"] / total["variance_off_diagonal"]
-    ) * (1 - 1e-9)
-
-
-def test_a_stored_sum_of_an_older_version_is_not_rewritten(tmp_path: Path) -> None:
-    """The same numbers and guarantee with other names are the same sum; other numbers are not."""
-    publish(io.BytesIO((STORED / "gaussian-sum.tar").read_bytes()), tmp_path / "r.zarr")
-    release, before = open_release(tmp_path / "r.zarr"), (tmp_path / "r.zarr/zarr.json").read_bytes()
-    write_sum(replace(release, noise=noise_of("gaussian") + noise_of("gaussian")), tmp_path / "r.zarr")
-    assert (tmp_path / "r.zarr/zarr.json").read_bytes() == before
-    with pytest.raises(DataError):
-        write_sum(replace(release, answer=release.lattice + np.eye(6, dtype=np.int64)), tmp_path / "r.zarr")
 
 
 @pytest.mark.parametrize(

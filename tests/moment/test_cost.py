@@ -21,7 +21,7 @@ from dpdist.cli import cli
 from dpdist.errors import UsageError
 from dpdist.moment import cost
 from dpdist.moment.layout import Layout, layout_of
-from dpdist.moment.total import add_partials, complete, partition_moment
+from dpdist.moment.total import add_partials, common_key, complete, partition_moment
 from dpdist.rows.bounding import RowBound
 from dpdist.runtime.cluster import Cluster
 from dpdist.runtime.local import Computation
@@ -40,6 +40,7 @@ def sent(dask_worker: Any) -> tuple[int, int]:
 
 def test_tasks_bytes_and_memory_are_what_was_said(tmp_path: Path) -> None:
     table, bound = table_of(tmp_path / "rows", np.ones((60, COLUMNS)), 10), RowBound(COLUMNS, 1.0)
+    key = common_key()
     with Cluster(workers=2).connected() as executor:
         assert isinstance(executor, DaskExecutor)
         before, moved_before = Counter[str](), 0
@@ -48,7 +49,7 @@ def test_tasks_bytes_and_memory_are_what_was_said(tmp_path: Path) -> None:
             cut = tuple(Band(i, i + height, COLUMNS) for i in range(0, COLUMNS, height))
             layout = Layout(table, bound, 2, cut)
             works = [
-                Computation("sum", partition_moment, task, units, add_partials, nbytes=8 * task.band.entries)
+                Computation("sum", partition_moment, task, units, add_partials, nbytes=8 * task.band.entries, key=key)
                 for task, units in zip(layout.moment_tasks(table), layout.task_chunks(), strict=True)
             ]
             sums = executor.reduce_many(works, "Summing", concurrent=layout.concurrent_bands)

@@ -11,11 +11,13 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.dithering import KEY
 from support.guarded import guarded
 
 from dpdist.moment import gram
 from dpdist.moment.gram import Arithmetic, available, fastest, gram_sum, integer_rows
-from dpdist.rows.bounding import DITHERED, RowBound
+from dpdist.rows.bounding import RowBound
+from dpdist.rows.dither import Dithers
 from dpdist.triangle import Band, packed
 
 INTEGERS = [
@@ -51,7 +53,7 @@ SEEDS = st.integers(0, 10**6)
 
 @settings(max_examples=50)
 @given(
-    rows=st.integers(1, 150), columns=st.integers(1, 110), cuts=CUTS, bits=st.integers(2, 16), private=st.booleans(),
+    rows=st.integers(1, 150), columns=st.integers(1, 110), cuts=CUTS, bits=st.integers(4, 16), private=st.booleans(),
     part=st.tuples(st.floats(0, 1), st.floats(0, 1)), seed=SEEDS,
 )  # fmt: skip
 def test_every_way_to_multiply_gives_the_same_integers(
@@ -59,7 +61,7 @@ def test_every_way_to_multiply_gives_the_same_integers(
 ) -> None:
     bound = RowBound(columns, 40.0, bits, constant=2 ** (bits - 1) if private else 0)
     data = (np.random.default_rng(seed).normal(size=(rows, columns)) * 50).clip(0, 250)
-    z = bound.apply(data, np.empty((rows, bound.width)))
+    z = bound.apply(data, np.empty((rows, bound.width)), Dithers(KEY, 0))
     z *= np.random.default_rng(seed).choice([-1, 1], size=z.shape)
     start, stop = sorted(min(int(share * bound.width), bound.width - 1) for share in part)
     for band in (Band.whole(bound.width), Band(start, stop + 1, bound.width)):
@@ -197,11 +199,10 @@ def test_bits_decide_what_multiplies_and_no_row_does() -> None:
     assert [fastest(4**bits) for bits in (2, 12, 14)] == [available()[0]] * 3
     assert fastest(4**14 + 4**14) is available()[0]  # with the constant of private centring
     assert {fastest(4**bits) for bits in (15, 16, 24)} == {Arithmetic.FLOAT64}
-    bounds = [RowBound(100, 1.0, bits, constant=2 ** (bits - 1), rule=DITHERED) for bits in (15, 16)]
+    bounds = [RowBound(100, 1.0, bits, constant=2 ** (bits - 1)) for bits in (15, 16)]
     found = [fastest(bound.norm_bound, bound.largest) for bound in bounds]
-    assert found == [available()[0], Arithmetic.FLOAT64]  # no entry is 2^15 where rows are rounded without bias
-    assert [RowBound(100, 1.0, 15, constant=c, rule=DITHERED).largest for c in (0, 2**15)] == [2**15 - 1, 2**15]
-    assert RowBound(100, 1.0, 15).largest == 2**15  # where they are truncated
+    assert found == [available()[0], Arithmetic.FLOAT64]  # no entry is 2^15
+    assert [RowBound(100, 1.0, 15, constant=c).largest for c in (0, 2**15)] == [2**15 - 1, 2**15]
 
 
 def test_without_numba_or_such_a_processor_float64_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:

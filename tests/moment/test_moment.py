@@ -24,9 +24,9 @@ from dpdist.moment import gram, total
 from dpdist.moment.layout import split_tasks
 from dpdist.moment.operator import Digits, ProductTask, partition_product
 from dpdist.moment.total import MomentTask, Partial, add_partials, block_rows, complete, moment_task, partition_moment
-from dpdist.rows.bounding import DITHERED, TRUNCATED, RowBound
+from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable, partitions
-from dpdist.rows.dither import Dithering, DitherKey, Dithers
+from dpdist.rows.dither import Dithering, DitherKey
 from dpdist.rows.table import Shape
 from dpdist.rows.writing import chunk_key
 from dpdist.triangle import unpacked
@@ -37,11 +37,8 @@ OTHER = DitherKey(bytes(32))
 def reference(rows: npt.NDArray[Any], bound: RowBound) -> npt.NDArray[np.int64]:
     """Compute the moment in Python integers."""
     z = np.full((len(rows), bound.width), float(bound.constant))
-    if bound.rule == DITHERED:
-        rule, dithers = Dithering(bound.columns, bound.grid_bits), KEY.drawn(0, len(rows), bound.columns)
-        z[:, : bound.columns] = rule.rounded(rows.astype(float), dithers, bound.clip_norm)
-    else:
-        bound.apply(rows, z)
+    rule, dithers = Dithering(bound.columns, bound.grid_bits), KEY.drawn(0, len(rows), bound.columns)
+    z[:, : bound.columns] = rule.rounded(rows.astype(float), dithers, bound.clip_norm)
     integers = z.astype(np.int64).astype(object)
     return np.asarray((integers.T @ integers)[np.triu_indices(bound.width)], dtype=np.int64)
 
@@ -51,18 +48,15 @@ def reference(rows: npt.NDArray[Any], bound: RowBound) -> npt.NDArray[np.int64]:
     rows=st.integers(1, 80), chunk_rows=st.integers(1, 90), count=st.integers(1, 25), block_rows=st.integers(1, 30),
     piece_rows=st.integers(1, 30), pairs=st.integers(1, 12), compress=st.booleans(),
     columns=st.sampled_from([4, 30, 130]), bits=st.sampled_from([4, 8, 12, 15, 16, 20, 24]),
-    rule=st.sampled_from([TRUNCATED, DITHERED]), dtype=st.sampled_from(["float64", "float32", "uint8"]),
-    constant=st.booleans(), seed=st.integers(0, 10**6),
+    dtype=st.sampled_from(["float64", "float32", "uint8"]), constant=st.booleans(), seed=st.integers(0, 10**6),
 )  # fmt: skip
 def test_any_chunking_partitioning_order_retry_and_processor_gives_the_same_bits(
     rows: int, chunk_rows: int, count: int, block_rows: int, piece_rows: int, pairs: int, compress: bool, columns: int,
-    bits: int, rule: int, dtype: str, constant: bool, seed: int,
+    bits: int, dtype: str, constant: bool, seed: int,
 ) -> None:  # fmt: skip
-    if rule == DITHERED:
-        bits = min(bits, 16)
     data = (np.random.default_rng(seed).normal(size=(rows, columns)) * 3).clip(-300 if dtype != "uint8" else 0)
     data = data.astype(dtype)
-    bound = RowBound(columns, 9.0, bits, constant=2 ** (bits - 1) if constant else 0, rule=rule)
+    bound = RowBound(columns, 9.0, bits, constant=2 ** (bits - 1) if constant else 0)
     shuffled = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         for module, name, value in (
@@ -80,7 +74,7 @@ def test_any_chunking_partitioning_order_retry_and_processor_gives_the_same_bits
             middle = len(sums) // 2
             halves = [added(half) for half in (sums[:middle], sums[middle:]) if half]
             found = complete(table, added(halves))
-            assert found.key == (KEY.fingerprint if rule == DITHERED else "")
+            assert found.key == KEY.fingerprint
             assert found.rows == rows
             assert np.array_equal(found.values, expected)
 
@@ -92,7 +86,7 @@ def test_no_row_is_lost_where_a_piece_does_not_fit_the_panels(tmp_path: Path, mo
     for least, pairs in ((2**62, 1), (0, 1), (0, 8), (0, 10), (0, 256)):
         monkeypatch.setattr(total, "COMPILED_VALUES", least)
         monkeypatch.setattr(gram, "_PAIRS", pairs)
-        found.add(partition_moment(whole_of(table, RowBound(30, 5.0, 10, rule=DITHERED))).values.tobytes())
+        found.add(partition_moment(whole_of(table, RowBound(30, 5.0, 10))).values.tobytes())
     assert len(found) == 1
 
 
@@ -124,30 +118,30 @@ def test_a_sum_that_misses_a_chunk_or_a_row_is_refused(tmp_path: Path) -> None:
 
 
 def test_sums_of_two_keys_never_meet(tmp_path: Path) -> None:
-    bound = RowBound(4, 5.0, 8, rule=DITHERED)
+    bound = RowBound(4, 5.0, 8)
     table = table_of(tmp_path / "rows.zarr", np.ones((10, 4)), 5)
 
     def summed(task: MomentTask, part: int) -> Partial[np.int64]:
         return partition_moment(task.for_task(partitions(table.chunks, 2)[part]))
 
     first = summed(moment_task(table, bound).with_key(KEY.key), 0)
-    for other in (moment_task(table, bound).with_key(OTHER.key), moment_task(table, RowBound(4, 5.0, 8))):
+    other = summed(moment_task(table, bound).with_key(OTHER.key), 1)
+    for each in (other, replace(other, key="")):  # one that other sums share, or one of its own
         with pytest.raises(DpdistError, match="keys"):
-            add_partials(first, summed(other, 1))
+            add_partials(first, each)
 
 
-def test_a_rule_without_a_key_and_a_key_without_the_rule_are_defects(tmp_path: Path) -> None:
-    table = table_of(tmp_path / "rows.zarr", np.ones((10, 4)), 5)
-    dithered, plain = RowBound(4, 5.0, 8, rule=DITHERED), RowBound(4, 5.0, 8)
-    for defect in (
-        lambda: partition_moment(moment_task(table, dithered)),
-        lambda: moment_task(table, plain).with_key(KEY.key),
-        lambda: moment_task(table, dithered).with_key(KEY.key).with_key(KEY.key),
-        lambda: dithered.apply(np.ones((2, 4)), np.empty((2, 4))),
-        lambda: plain.apply(np.ones((2, 4)), np.empty((2, 4)), Dithers(KEY, 0)),
-    ):
-        with pytest.raises(AssertionError):
-            defect()
+def test_a_sum_without_a_key_and_a_second_key_are_defects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = moment_task(table_of(tmp_path / "rows.zarr", np.ones((10, 4)), 5), RowBound(4, 5.0, 8))
+    for least in (0, 2**62):  # with machine code and without
+        monkeypatch.setattr(total, "COMPILED_VALUES", least)
+        with pytest.raises(AssertionError, match="dithered with a key"):
+            partition_moment(task)
+    with pytest.raises(AssertionError, match="dithered with a key"):
+        partition_product(ProductTask(task, np.eye(4)))
+    for each in (KEY, OTHER):
+        with pytest.raises(AssertionError, match="only one key"):
+            task.with_key(KEY.key).with_key(each.key)
 
 
 @given(
@@ -181,7 +175,7 @@ def test_more_rows_than_int64_can_sum_are_refused_before_any_work(tmp_path: Path
 
 @settings(max_examples=25)
 @given(
-    bits=st.integers(2, 24), count=st.integers(1, 3), parts=st.integers(1, 15),
+    bits=st.integers(3, 24), count=st.integers(1, 3), parts=st.integers(1, 15),
     chunk=st.integers(3, 40), constant=st.booleans(), largest=st.booleans(), seed=st.integers(0, 10**6),
 )  # fmt: skip
 def test_products_are_exact_however_the_rows_are_shared_out(
@@ -201,17 +195,16 @@ def test_products_are_exact_however_the_rows_are_shared_out(
     assert np.array_equal(found, whole)
     digits = Digits.of(table, bound)
     exact = sum(each.astype(object) << (place * digits.bits) for place, each in enumerate(found))
-    task = moment_task(table, bound)
-    moment = unpacked(partition_moment(task).values, bound.width).astype(object)
+    moment = unpacked(partition_moment(whole_of(table, bound)).values, bound.width).astype(object)
     integers = np.ldexp(vectors, GRID_BITS).astype(np.int64).astype(object)
     assert (exact == moment @ integers).all()
     shifted = (moment @ integers).astype(np.float64) * 2.0**-GRID_BITS
     assert digits.joined(found) == pytest.approx(shifted, rel=1e-13, abs=abs(shifted).max() * 1e-15)
 
 
-@given(columns=st.integers(1, 50_000), bits=st.integers(2, 24), constant=st.booleans(), data=st.data())
+@given(columns=st.integers(1, 50_000), bits=st.integers(3, 24), constant=st.booleans(), data=st.data())
 def test_no_sum_of_a_digit_leaves_its_integers(columns: int, bits: int, constant: bool, data: Any) -> None:
-    columns = min(columns, (2**63 - 1) // 4 ** (bits + 1))
+    columns = min(columns, 2 * 3**bits, (2**63 - 1) // 4 ** (bits + 1))  # no grid is refused as too coarse
     bound = RowBound(columns, 1.0, bits, constant=2**bits if constant else 0)
     rows = data.draw(st.one_of(st.integers(1, bound.total_rows), st.just(bound.total_rows)))
     table = Shape(rows, columns, "float32", 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release.artefact import Release
 from dpdist.release.request import Centring, ReleaseRequest
 from dpdist.report import text
-from dpdist.rows.bounding import TRUNCATED
 from dpdist.rows.dither import DitherKey, Dithers
 from papers.common.drawn import Drawn, drawn
 
@@ -119,8 +117,7 @@ def test_the_noise_of_a_large_private_mean_is_no_component(
     d, rows = 30, 200_000
     request = ReleaseRequest("gaussian", PrivacyLoss.parse("1", "1e-6"), C, neighbours, centring=Centring.PRIVATE)
     bound = request.bound(d)
-    whole = replace(bound, rule=TRUNCATED)
-    row = whole.apply(np.full((1, d), C / d**0.5), np.empty((1, bound.width))).astype(np.int64)[0]
+    row = np.array([*[int(2.0**bound.grid_bits / d**0.5)] * d, bound.constant])
     exact = np.outer(row, row) * rows + np.diag([rows // 4] * d + [0])  # as rounding leaves it
     without, counts = 0, []
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""A clip norm on a budget with a delta: Gaussian counts, their worth and charge, older releases, and `--components`."""
+"""A clip norm on a budget with a delta: Gaussian counts, their worth and charge, and `--components`."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
-from support.folders import STORED, unpack
 from support.norms import GRID, HALF, call, ledger_of, no_row_is_read, some_rows, table_of
 from support.tallies import alarms
 
 from dpdist import Column, Schema
 from dpdist.errors import DataError, RefusedError
-from dpdist.ledger.ledger import Ledger
 from dpdist.ledger.state import State
 from dpdist.mechanisms.counts import DiscreteLaplace, RoundedNormal
 from dpdist.mechanisms.quantile import calibrated
 from dpdist.moment.histograms import NormGrid, counted, norms_of
 from dpdist.pipeline import clip_norm
 from dpdist.pipeline.budget import default_ledger
-from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
+from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release import advice, norm_histogram
 from dpdist.release.advice import forecast, forecast_accuracy, useful_epsilon
 from dpdist.release.clip_trade import ForComponents, clip_for, losses, noise_share, quantile_for, traces
@@ -35,8 +33,6 @@ from dpdist.runtime.cluster import Cluster
 
 PURE = NormsRequest(PrivacyLoss.parse("0.5"), GRID)
 GAUSSIAN = replace(PURE, loss=PrivacyLoss.parse("0.5", "1e-6"))
-HISTOGRAM = STORED / "norms-1.tar.gz"
-"""A table, its ledger with a histogram released and one reserved, and the answer of ``bound``, by Laplace noise."""
 
 
 @pytest.fixture(autouse=True)
@@ -210,51 +206,16 @@ def test_it_is_the_noise_that_will_be_drawn_which_is_asked_whether_it_hides_the_
     assert clip_norm.choose_clip_norm(table.path, request, quantile).fresh
 
 
-def test_a_gaussian_histogram_has_a_format_of_its_own(table: RowsTable) -> None:
-    found = chosen(table).histogram
-    value = json.loads(json.dumps(found.to_json()))
-    assert value["format"] == "dpdist-norms/2"  # whoever knows the first one only must not take sigma for t
-    assert value["noise"] == {"law": "rounded-normal", "sigma": GAUSSIAN.calibrated(table).noise.to_json()["sigma"]}
-    assert NormHistogram.from_json(value) == found
-    with pytest.raises(DataError, match="this version reads 'dpdist-norms/1', 'dpdist-norms/2'"):
-        NormHistogram.from_json(value | {"format": "dpdist-norms/3"})
-
-
-def unpacked(place: Path) -> Path:
-    unpack(HISTOGRAM, place)
-    return place / "rows.zarr"
-
-
-def test_a_histogram_of_an_earlier_version_is_given_again_by_the_same_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = unpacked(tmp_path)
-    before = Ledger(default_ledger(rows)).records
-    no_row_is_read(monkeypatch)
-    monkeypatch.chdir(tmp_path)
-    for more in ((), ("--delta", "0")):
-        asked = ("bound", "rows.zarr", "--epsilon", "0.1", "--grid", "1:64:2", "--quantile", "0.5", *more)
-        told, stored = json.loads(call(*asked, "--json").stdout), json.loads((tmp_path / "answer.json").read_text())
-        for answer in (told, stored):
-            answer["histogram"]["guarantee"] = Guarantee.from_json(answer["histogram"]["guarantee"])
-        expected = {key: pytest.approx(each) if isinstance(each, float) else each for key, each in stored.items()}
-        # later versions may tell more, and tell the error at the worst edge of the grid
-        assert told["error_rows"] >= stored["error_rows"]
-        del expected["error_rows"]
-        assert {key: told[key] for key in expected} == expected
-    assert Ledger(default_ledger(rows)).records == before
-
-
-@pytest.mark.filterwarnings("ignore::dpdist.errors.NoWitnessWarning")
-def test_a_reservation_of_an_earlier_version_is_resumed_under_its_own_law(tmp_path: Path) -> None:
-    rows = unpacked(tmp_path)
-    before = Ledger(default_ledger(rows)).records
-    told = json.loads(call("bound", rows, "--epsilon", "0.1", "--grid", "1:64:1", "--quantile", "0.5", "--json").stdout)
-    after = Ledger(default_ledger(rows)).records
-    assert [r.release_id for r in after] == [r.release_id for r in before]
-    assert [r.state for r in (*before, *after)] == [State.PUBLISHED, State.RESERVED, State.PUBLISHED, State.PUBLISHED]
-    assert told["histogram"]["release_id"] == after[1].release_id
-    assert told["histogram"]["noise"] == {"law": "discrete-laplace", "scale": 20}
+def test_a_histogram_is_stored_with_the_law_of_its_noise_and_another_format_is_refused(table: RowsTable) -> None:
+    scale = GAUSSIAN.calibrated(table).noise.to_json()["sigma"]
+    laws = [{"law": "rounded-normal", "sigma": scale}, {"law": "discrete-laplace", "scale": 4}]
+    for budget_delta, law in zip((True, False), laws, strict=True):
+        found = chosen(table, GAUSSIAN if budget_delta else PURE, budget_delta=budget_delta).histogram
+        value = json.loads(json.dumps(found.to_json()))
+        assert (value["format"], value["noise"]) == ("dpdist-norms/1", law)
+        assert NormHistogram.from_json(value) == found
+        with pytest.raises(DataError, match="this version reads dpdist-norms/1"):
+            NormHistogram.from_json(value | {"format": "dpdist-norms/2"})
 
 
 def test_the_command_says_what_it_cost_and_the_next_one_names_the_delta(table: RowsTable, tmp_path: Path) -> None:
@@ -366,13 +327,14 @@ def test_a_release_takes_a_norm_between_the_edges_that_loses_no_more_than_at_any
 
 def test_a_quantile_is_interpolated_within_its_bin() -> None:
     norms = np.random.default_rng(3).lognormal(1.5, 0.5, size=20_000)
-    rounded_up, interpolated = histogram(norms).clip_norm()[0], histogram(norms).clip_norm(interpolated=True)[0]
-    assert rounded_up in GRID.edges
-    assert interpolated == pytest.approx(np.quantile(norms, 0.95), rel=0.05)
-    assert histogram(np.full(1000, 0.5)).clip_norm(interpolated=True)[0] == GRID.edges[0]  # nobody knows how short
+    clip, quantile = histogram(norms).clip_norm()
+    assert clip not in GRID.edges
+    assert quantile == Fraction(95, 100)
+    assert clip == pytest.approx(np.quantile(norms, 0.95), rel=0.05)
+    assert histogram(np.full(1000, 0.5)).clip_norm()[0] == GRID.edges[0]  # nobody knows how short
 
 
 def test_a_histogram_that_noise_hides_gives_the_clip_norm_that_it_can() -> None:
     sound = histogram(np.full(400, 2.0))
     hidden = replace(sound, noise=RoundedNormal(1000))
-    assert clip_for(purpose(2, "1"), hidden, 6) == hidden.clip_norm(interpolated=True)
+    assert clip_for(purpose(2, "1"), hidden, 6) == hidden.clip_norm()

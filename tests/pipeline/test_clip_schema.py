@@ -55,7 +55,7 @@ def test_no_count_is_too_low_by_more_than_rounding(variables: int, bits: int) ->
     assert abs(found - 1) < 4 * deviation + 1e-5  # single steps of some 1e-5 of rows
     shorter, _ = slope(rows, norm, bits, seed=variables)
     assert shorter < 1 - 3 * 2.0**-bits
-    bound = RowBound(rows.shape[1], clip, bits, rule=2)
+    bound = RowBound(rows.shape[1], clip, bits)
     assert norm < bound.shortened_norm < norm * (1 + 1e-6)
 
 

@@ -33,7 +33,7 @@ from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.release import trusted
 from dpdist.release.request import Centring, ReleaseRequest
 from dpdist.rows import dataset
-from dpdist.rows.bounding import DITHERED, RowBound
+from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable
 from dpdist.rows.dither import DitherKey, Dithers
 from dpdist.rows.units import Unit
@@ -46,11 +46,11 @@ ROWS, COLUMNS, CHUNK = 90, 5, 10
 LOSS = PrivacyLoss.parse("2", "1e-6")
 VALUES = np.random.default_rng(8).normal(size=(ROWS, COLUMNS)) * 2
 ADDED = Neighbours.ADD_REMOVE
-BOUND = RowBound(COLUMNS, 5.0, 12, rule=DITHERED)
+BOUND = RowBound(COLUMNS, 5.0, 12)
 
 
 def request(neighbours: Neighbours, **options: Any) -> ReleaseRequest:
-    return ReleaseRequest("gaussian", LOSS, 5.0, neighbours=neighbours, grid_bits=12, rule=DITHERED, **options)
+    return ReleaseRequest("gaussian", LOSS, 5.0, neighbours=neighbours, grid_bits=12, **options)
 
 
 def moment_under(key: DitherKey, values: npt.NDArray[np.float64] = VALUES, first: int = 0) -> Lattice:
@@ -165,7 +165,7 @@ def test_all_rounds_of_products_have_one_key(table: RowsTable, cluster: str, mon
 
     monkeypatch.setattr(release_steps, "complete", noting)
     options = {"components": 2, "iterations": 3, "route": "products"}
-    asked = ReleaseRequest("power", LOSS, 5.0, neighbours=ADDED, rule=DITHERED, options=options)
+    asked = ReleaseRequest("power", LOSS, 5.0, neighbours=ADDED, options=options)
     release_steps.release_table(table, table.path.with_name("release.zarr"), asked, cluster=Cluster(cluster))
     assert len(found) >= 3
     assert len({"", *found}) == 2
@@ -212,8 +212,7 @@ def test_bands_of_two_keys_are_no_moment(table: RowsTable) -> None:
 
 
 def test_a_key_is_shown_nowhere_and_only_a_common_one_can_be_part_of_a_task(table: RowsTable) -> None:
-    common = common_key(BOUND)
-    assert common is not None
+    common = common_key()
     key = DitherKey(common.content)
     task = moment_task(table, BOUND)
     holders: list[Any] = [key, task.with_key(key.key), ProductTask(task, VALUES).with_key(key.key), Dithers(key, 0)]

@@ -126,7 +126,7 @@ def test_the_norms_are_those_of_rows_that_the_first_stage_scaled(
     assert stage is not None
     assert bound.centre is not None
     norms = NormHistogram.from_json(committed(rows, Part.SECOND))
-    clip, quantile = norms.clip_norm(interpolated=True)
+    clip, quantile = norms.clip_norm()
     chosen = {"scale": bound.scale, "centre": bound.centre, "clip_norm": clip, "quantile": float(quantile)}
     assert {name: stage.chosen[name] for name in chosen} == chosen
     assert bound.clip_norm == clip

@@ -24,7 +24,7 @@ from dpdist.release.artefact import Release, open_release
 from dpdist.release.attributes import Coverage
 from dpdist.release.combine import combined, estimated, parallel, sequential, write_sum
 from dpdist.release.series import Node
-from dpdist.rows.bounding import DITHERED, RowBound
+from dpdist.rows.bounding import RowBound
 from dpdist.rows.units import Unit
 
 BOUND = RowBound(2, clip_norm=8.0, grid_bits=4)
@@ -71,7 +71,7 @@ def test_periods_of_one_table_add_up_and_promise_what_the_weakest_promises() -> 
 def test_what_n_is_at_most_is_said_of_each_table_once() -> None:
     """So the rounding error of a sum is stated if n is private, and that it includes its diagonal."""
     private: dict[str, Any] = {
-        "rows": None, "neighbours": Neighbours.ADD_REMOVE, "bound": replace(BOUND, rule=DITHERED),
+        "rows": None, "neighbours": Neighbours.ADD_REMOVE,
         "guarantee": replace(guarantee(), neighbours=Neighbours.ADD_REMOVE),
     }  # fmt: skip
     one, two = release(1, rows_at_most=400, **private), release(2, rows_at_most=500, **private)
@@ -189,7 +189,7 @@ def test_what_cannot_be_added_up_is_refused() -> None:
     refused: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"names": ("a", "c")}, UsageError, "columns"),
         ({"bound": RowBound(2, clip_norm=9.0, grid_bits=4)}, UsageError, "bound"),
-        ({"bound": replace(BOUND, rule=DITHERED)}, UsageError, "grid"),
+        ({"bound": replace(BOUND, grid_bits=5)}, UsageError, "grid"),
         ({"neighbours": Neighbours.ADD_REMOVE}, UsageError, "neighbouring relation"),
         ({"mechanism": "two-sided-wishart"}, UsageError, "mechanism"),
         ({"unit": Unit("person", 3)}, UsageError, "privacy unit"),

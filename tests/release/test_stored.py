@@ -1,192 +1,142 @@
-"""Data of older versions: the same command publishes the same bytes."""
+"""What versions before 0.1.0 stored is refused in one sentence, and what they spent can be declared."""
 
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pytest
 from support.cli_scene import Call, tree
 from support.folders import STORED, unpack
+from support.samples import SAMPLES
 
-from dpdist.errors import DpdistError
-from dpdist.estimators import PrivatePCA, fit
-from dpdist.ingest.registered import open_rows
+from dpdist.errors import DataError, RefusedError, UsageError
 from dpdist.ledger.ledger import Ledger
-from dpdist.ledger.state import State
-from dpdist.pipeline.release import release_rows
+from dpdist.ledger.state import OtherFormatError
+from dpdist.pipeline.budget import create_ledger
 from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.release import trusted
 from dpdist.release.artefact import open_release
-from dpdist.release.request import Centring, ReleaseRequest
-from dpdist.runtime.cluster import Cluster
-from dpdist.storage.store import store_at
 
-LAPLACE = ("--mechanism", "laplace", "--clip", "8")
+ASKED = ("--epsilon", "1", "--delta", "1e-6", "--clip", "4")
+SPENT = PrivacyLoss.parse("1.75", "2e-6")
 
 
 @pytest.fixture
 def older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder that version 0.1.0 left, with its release moved to ``published.zarr``.
-
-    It holds 4 rows of 3 columns, their ledger with a budget of epsilon 3, a release by `laplace` at epsilon 1 and the
-    reservation of one at epsilon 0.5 that was never drawn. `laplace` had the sensitivity ``sqrt(d(d+3)/2) C²`` then.
-    """
-    unpack(STORED / "laplace-0.1.0.tar.gz", tmp_path)
-    (tmp_path / "release.zarr").rename(tmp_path / "published.zarr")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def test_a_release_of_an_older_version_is_published_again_and_not_drawn_with_the_noise_of_today(
-    older: Path, call: Call
-) -> None:
-    # nobody answers at this address: nothing is read, and nothing is drawn
-    nowhere = ("--scheduler", "tcp://127.0.0.1:1")
-    result = call("release", "rows.zarr", "release.zarr", *LAPLACE, "--epsilon", "1", *nowhere)
-    assert result.code == 0
-    assert "nothing spent" in result.told
-    assert tree(older / "release.zarr") == tree(older / "published.zarr")
-    release = open_release(older / "release.zarr")
-    assert release.noise["scale"] == 3 * 4**16  # as it was drawn, not what the same request would draw today
-
-
-def test_what_an_older_version_reserved_and_never_drew_is_drawn_now_and_charged_once(
-    older: Path, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Cluster, "named", False)
-    before = Ledger(older / "rows.ledger")
-    assert [record.state for record in before.records] == [State.PUBLISHED, State.RESERVED]
-    charges = before.charges
-    result = call("release", "rows.zarr", "half.zarr", *LAPLACE, "--epsilon", "0.5")
-    assert result.code == 0
-    now = Ledger(older / "rows.ledger")
-    assert [record.state for record in now.records] == [State.PUBLISHED, State.PUBLISHED]
-    assert now.charges == charges
-    release = open_release(older / "half.zarr")
-    assert release.guarantee is not None
-    assert release.guarantee.to_json() == now.records[1].guarantee.to_json()
-    assert release.noise["scale"] < 6 * 4**16
-
-
-ASKED = ("--epsilon", "1", "--delta", "1e-6", "--clip", "4")
-NOWHERE = ("--scheduler", "tcp://127.0.0.1:1")
-"""No scheduler answers there: nothing is read or drawn."""
-
-
-@pytest.fixture
-def truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder from the time when rows were truncated to 16 bits, unless other bits were requested.
+    """Return a folder from the time when rows were truncated to the grid.
 
     It holds 60 rows of 3 columns, their ledger with a budget of epsilon 3, two releases by `gaussian`, one of them
     under a chosen id; ``job.toml``, which has released two of three periods; and the witness of both ledgers.
     """
-    unpack(STORED / "truncated-1.tar.gz", tmp_path)
+    unpack(STORED / "older.tar.gz", tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "state"))
     return tmp_path
 
 
-def test_a_command_of_before_rows_were_rounded_without_bias_publishes_what_it_published(
-    truncated: Path, call: Call
-) -> None:
-    before = Ledger(truncated / "rows.ledger").charges
-    half = ("--epsilon", "0.5", *ASKED[2:], "--id", "chosen")
-    bits = (*ASKED, "--grid-bits", "16")
-    for name, options in (("release.zarr", ASKED), ("chosen.zarr", half), ("release.zarr", bits)):
-        result = call("release", "rows.zarr", "again.zarr", *options, *NOWHERE)
-        assert (result.code, "nothing spent" in result.told) == (0, True), result.told
-        assert tree(truncated / "again.zarr") == tree(truncated / name)
-        assert call("release", "rows.zarr", name, *options, *NOWHERE).code == 0
-        shutil.rmtree(truncated / "again.zarr")
-    assert Ledger(truncated / "rows.ledger").charges == before
-    release = open_release(truncated / "release.zarr")
-    assert (release.bound.rule, release.bound.grid_bits, release.rounding_diagonal) == (1, 16, 0.0)
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("inspect release.zarr", "is of a version before 0.1.0"),
+        ("pca release.zarr model.zarr", "is of a version before 0.1.0"),
+        ("combine sum.zarr release.zarr chosen.zarr", "is of a version before 0.1.0"),
+        ("ledger show rows.ledger", "--spent EPSILON,DELTA"),
+        ("ledger verify rows.ledger", "--spent EPSILON,DELTA"),
+        ("release rows.zarr again.zarr --epsilon 1 --delta 1e-6 --clip 4", "--spent EPSILON,DELTA"),
+        ("run job.toml", "--spent EPSILON,DELTA"),
+    ],
+)
+def test_what_older_versions_stored_is_refused_in_one_paragraph(older: Path, call: Call, line: str, said: str) -> None:
+    before = tree(older)
+    done = call(*line.split())
+    assert done.code == DataError.exit_code
+    assert done.out == ""
+    (message,) = done.err.splitlines()
+    assert said in message
+    assert {name: read for name, read in tree(older).items() if "lock" not in name} == before
 
 
-def test_an_estimator_of_before_finds_its_release_again(truncated: Path) -> None:
-    before = Ledger(truncated / "rows.ledger").charges
-    release = PrivatePCA(2, epsilon=1, delta="1e-6", clip=4).fit(truncated / "rows.zarr").release_
-    assert np.array_equal(release.lattice, open_release(truncated / "release.zarr").lattice)
-    assert (truncated / f"rows.{release.release_id}.zarr").exists()
-    assert Ledger(truncated / "rows.ledger").charges == before
-    shutil.rmtree(truncated / "rows.ledger")
-    with pytest.raises(DpdistError, match=r"rows\.ledger"):  # and asks for no other one where its ledger is lost
-        PrivatePCA(2, epsilon=1, delta="1e-6", clip=4).fit(truncated / "rows.zarr")
-    request = ReleaseRequest("gaussian", PrivacyLoss.parse("1", "1e-6"), 4.0)
-    model = PrivatePCA(2, epsilon=1, delta="1e-6", clip=4)
-    path = fit.release_target(model, store_at(truncated / "rows.zarr"), request)
-    assert path == store_at(truncated / f"rows.{release.release_id}.zarr")
+@pytest.mark.usefixtures("older")
+def test_a_ledger_of_an_older_version_is_replaced_by_one_that_states_what_was_spent(call: Call) -> None:
+    create = ("ledger", "create", "new.ledger", "--rows", "rows.zarr")
+    refused = call(*create)
+    assert (refused.code, "spend the budget twice" in refused.message) == (RefusedError.exit_code, True)
+    assert call(*create, "--spent", "3,1e-6").code == UsageError.exit_code  # nothing is left
+    assert not Path("new.ledger").exists()
+    for _ in range(2):
+        assert call(*create, "--spent", "1.75,2e-6").code == 0
+    assert call(*create, "--spent", "1.7,2e-6").code == UsageError.exit_code  # it was stated otherwise
+    ledger = Ledger("new.ledger")
+    left = PrivacyLoss.parse("1.25", "8e-6")
+    assert (ledger.declared, ledger.spent, ledger.budget) == (PrivacyLoss.parse("3", "1e-5"), SPENT, left)
+    stated = "if the releases before this ledger cost epsilon 1.75, delta 2e-06 at most, as was stated"
+    assert stated in " ".join(call("ledger", "show", "new.ledger").out.split())
+    new = ("--ledger", "new.ledger")
+    assert (
+        call("release", "rows.zarr", "more.zarr", "--epsilon", "1.5", *ASKED[2:], *new).code == RefusedError.exit_code
+    )
+    done = call("release", "rows.zarr", "again.zarr", *ASKED, *new)
+    assert (done.code, stated in done.out) == (0, True), done.told
+    assert open_release("again.zarr").condition == stated.removeprefix("if ")
+    shutil.rmtree("rows.ledger")  # the old ledger may go now, and its absence is no second budget
+    assert (
+        call("ledger", "create", "third.ledger", "--rows", "rows.zarr", "--spent", "1").code == RefusedError.exit_code
+    )
+    assert not Path("third.ledger").exists()
+    raised = (
+        "ledger",
+        "raise",
+        "new.ledger",
+        "--budget-epsilon",
+        "4",
+        "--budget-delta",
+        "1e-5",
+        "--regardless-of-answers",
+    )
+    done = call(*raised)
+    assert done.code == 0, done.told
+    assert (ledger.declared.epsilon, ledger.budget.epsilon) == (4, 2.25)
+    assert stated in " ".join(call("ledger", "show", "new.ledger").out.split())  # a raise forgets no statement
 
 
-def test_a_job_of_before_goes_on_rounding_as_its_first_period_was_rounded(truncated: Path, call: Call) -> None:
-    shown = tree(truncated / "published")
-    (truncated / "2026-01-03.npy").rename(truncated / "nights" / "2026-01-03.npy")
-    assert call("run", "job.toml", "--dry-run").code == 0
-    result = call("run", "job.toml")
-    assert result.code == 0, result.told
-    assert shown.items() <= tree(truncated / "published").items()
-    total = open_release(truncated / "published" / "total" / "2026-01-03.zarr")
-    assert (len(total.releases), total.rows, total.bound.rule) == (3, 120, 1)
-    assert len(Ledger(truncated / "periods.ledger").records) == 3
+def test_a_ledger_that_can_be_charged_is_not_replaced_by_a_statement(older: Path) -> None:
+    create_ledger("new.ledger", "rows.zarr", spent=SPENT)
+    for spent in (None, SPENT):
+        with pytest.raises(RefusedError, match="spend the budget twice"):
+            create_ledger(older / "another.ledger", "rows.zarr", spent=spent)
+    assert not (older / "another.ledger").exists()
+    with pytest.raises(OtherFormatError):
+        Ledger("rows.ledger").verify()
+
+
+def test_rows_without_a_ledger_may_state_what_was_spent_elsewhere(tmp_path: Path, state: Path, call: Call) -> None:  # noqa: ARG001
+    np.save(tmp_path / "table.npy", np.ones((9, 2)))
+    assert call("ingest", tmp_path / "table.npy", tmp_path / "rows.zarr").code == 0
+    budget = ("--budget-epsilon", "2", "--spent", "0.5")
+    done = call("ledger", "create", tmp_path / "rows.ledger", "--rows", tmp_path / "rows.zarr", *budget)
+    assert (done.code, "budget epsilon 1.5, delta 0 left, as epsilon 0.5, delta 0 was spent before" in done.out) == (
+        0,
+        True,
+    )
+    assert call("ingest", tmp_path / "table.npy", tmp_path / "rows.zarr", "--budget-epsilon", "2").code == 0
 
 
 def test_a_stored_weighted_series_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
-    """Written by dpdist at the commit that added weights: a square root for 3 periods, after two of them."""
-    unpack(STORED / "weighted-1.tar.gz", tmp_path)
+    """A square root for 3 periods, after two of them."""
+    unpack(SAMPLES, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "state"))
-    shown, charged = tree(tmp_path / "published"), Ledger("visits.ledger").charges
+    published = tmp_path / "weighted" / "published"
+    shown, charged = tree(published), Ledger("weighted/rows.ledger").charges
     assert [charge.weights for charge in charged] == [(64,), (32, 64)]
-    assert open_release("published/d2.zarr").weights == (32, 64)
-    result = call("run", "job.toml")
+    assert open_release(published / "d2.zarr").weights == (32, 64)
+    result = call("run", "weighted.toml")
     assert result.code == 0, result.told
-    assert tree(tmp_path / "published") == shown
-    np.save("incoming/d3.npy", np.eye(3))
-    assert call("run", "job.toml").code == 0
-    assert shown.items() <= tree(tmp_path / "published").items()
-    assert Ledger("visits.ledger").charges[:2] == charged
-    total = open_release("published/total/d3.zarr")
+    assert tree(published) == shown
+    np.save("weighted/incoming/d3.npy", np.eye(3))
+    assert call("run", "weighted.toml").code == 0
+    assert shown.items() <= tree(published).items()
+    assert Ledger("weighted/rows.ledger").charges[:2] == charged
+    total = open_release(published / "total" / "d3.zarr")
     assert (len(total.releases), total.rows) == (3, 11)
-
-
-def test_a_reservation_of_before_keeps_its_rule_and_one_that_was_refunded_does_not(truncated: Path) -> None:
-    table, address = open_rows(truncated / "rows.zarr"), truncated / "rows.ledger"
-    asked = ReleaseRequest("gaussian", PrivacyLoss.parse("0.25", "1e-6"), 4.0)
-    named = replace(asked, name="kept", loss=PrivacyLoss.parse("0.2", "1e-6"))
-    for request in (asked, named):
-        old = trusted.MomentTransaction(request.truncating(), table, address, store_at(truncated / "other.zarr"))
-        assert old.reserve() is State.RESERVED
-        assert trusted.charged_request(request, table, Ledger(address)) == old.request
-        old.abort()
-    assert trusted.charged_request(asked, table, Ledger(address)).bound(3).rule == 2
-    assert trusted.charged_request(named, table, Ledger(address)).bound(3).rule == 1  # a chosen id keeps its rule
-    elsewhere = replace(asked, name="chosen")  # and for nothing else: the ledger refuses it
-    assert trusted.charged_request(elsewhere, table, Ledger(address)).bound(3).rule == 2
-
-
-@pytest.mark.parametrize(("clip", "name"), [(4.0, "chosen"), ("private", None)])
-def test_a_release_of_before_is_known_at_its_place_where_its_ledger_is_lost(
-    tmp_path: Path, call: Call, clip: float | Literal["private"], name: str | None
-) -> None:
-    np.save(tmp_path / "rows.npy", np.random.default_rng(1).normal(size=(3000, 3)))
-    rows, ledger, target = (tmp_path / f"rows.{kind}" for kind in ("zarr", "ledger", "release.zarr"))
-    result = call("ingest", tmp_path / "rows.npy", rows, "--budget-epsilon", "9", "--budget-delta", "1e-4")
-    assert result.code == 0, result.told
-    request, table = ReleaseRequest("gaussian", PrivacyLoss.parse("8", "1e-5"), clip, name=name), open_rows(rows)
-    older = request.older()[-1]
-    release_rows(rows, target, older)
-    shutil.rmtree(ledger)
-    shutil.copytree(target, tmp_path / "kept.zarr")
-    assert trusted.charged_request(request, table, None, store_at(target)) == older.of_table(table)
-    assert trusted.charged_request(request, table, None).rule == 2
-    chosen = () if name is None else ("--id", name)
-    result = call("release", rows, target, "--epsilon", "8", "--delta", "1e-5", "--clip", clip, *chosen)
-    assert result.code != 0
-    assert str(ledger) in result.told  # it is the ledger that is missed
-    assert tree(target) == tree(tmp_path / "kept.zarr")
-    other = replace(request, centring=Centring.PRIVATE)
-    assert trusted.charged_request(other, table, None, store_at(target)).rule == 2

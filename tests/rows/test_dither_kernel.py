@@ -160,10 +160,10 @@ ELSEWHERE = """
 import hashlib
 import numpy as np
 from dpdist.moment.gram import available, fastest, gram_sum
-from dpdist.rows.bounding import DITHERED, RowBound
+from dpdist.rows.bounding import RowBound
 from dpdist.rows.dither import DitherKey, Dithers
 from dpdist.triangle import Band
-bound, rows = RowBound(97, 100.0, 12, constant=2**11, rule=DITHERED), np.random.default_rng(0).normal(size=(301, 97))
+bound, rows = RowBound(97, 100.0, 12, constant=2**11), np.random.default_rng(0).normal(size=(301, 97))
 sums = gram_sum(Band(5, 98, 98), bound.norm_bound)
 sums.add_dithered(rows.astype(np.float32) * 20, bound, Dithers(DitherKey(bytes(range(32))), 5))
 whole = gram_sum(Band.whole(70), 4**11)

@@ -129,7 +129,8 @@ USED = """
 import numpy as np
 import dpdist
 from dpdist.rows.bounding import RowBound
-RowBound(3, 1.0, 12).apply(np.ones((9, 3)), np.empty((9, 3)))
+from dpdist.rows.dither import DitherKey, Dithers
+RowBound(3, 1.0, 12).apply(np.ones((9, 3)), np.empty((9, 3)), Dithers(DitherKey(bytes(32)), 0))
 print(dpdist.__file__)
 """
 

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.parts import added, parts_of
+from support.dithering import KEY
+from support.parts import added, whole_of
 
 from dpdist.errors import DataError, ResumableError, UsageError
 from dpdist.ingest.registered import open_rows
 from dpdist.ingest.write import ingest
-from dpdist.moment.total import complete, moment_task, partition_moment
+from dpdist.moment.total import MomentTask, complete, moment_task, partition_moment
 from dpdist.pca.projection import scores_in_memory
 from dpdist.pipeline.budget import create_ledger, default_ledger, periodic_table, verify_ledger
 from dpdist.pipeline.components import fit_components, project_rows
@@ -26,6 +27,7 @@ from dpdist.release.request import ReleaseRequest
 from dpdist.rows import dataset
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.chunks import ChunkReader
+from dpdist.rows.dataset import partitions
 from dpdist.rows.writing import chunk_key
 from dpdist.runtime.cluster import Cluster
 from dpdist.storage.store import FolderStore, Store, store_at
@@ -201,10 +203,11 @@ def test_rows_are_ingested_read_and_summed_and_a_damaged_chunk_is_an_error(bucke
     reader = ChunkReader(table, 3)
     read = [block.copy() for index in range(CHUNKS) for block in reader.read(index)]
     assert np.array_equal(np.concatenate(read), ROWS)
-    tasks = [pickle.loads(pickle.dumps(task)) for task in parts_of(table, BOUND, 8)]  # noqa: S301 - our own
+    sent: MomentTask = pickle.loads(pickle.dumps(moment_task(table, BOUND)))  # noqa: S301 - our own
+    tasks = [sent.with_key(KEY.key).for_task(run) for run in partitions(table.chunks, 8)]
     total = complete(table, added(map(partition_moment, tasks)))
     elsewhere = ingest(source, source.with_name("elsewhere.zarr"))
-    assert np.array_equal(total.values, partition_moment(moment_task(elsewhere, BOUND)).values)
+    assert np.array_equal(total.values, partition_moment(whole_of(elsewhere, BOUND)).values)
     table.store.replace(chunk_key(2), table.store.get(chunk_key(2))[:-1], "rows")
     with pytest.raises(DataError, match=r"Chunk 2 of .*rows.zarr (is|was) (truncated|altered)"):
         list(ChunkReader(open_rows(table.store), 3).read(2))

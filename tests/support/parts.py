@@ -13,8 +13,9 @@ import pytest
 from dpdist.ingest.registered import open_rows
 from dpdist.moment.total import MomentTask, Partial, Value, add_partials, moment_task
 from dpdist.rows import dataset
-from dpdist.rows.bounding import DITHERED, RowBound
+from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable, created, partitions
+from dpdist.rows.dither import DitherKey
 from dpdist.rows.table import Table
 from dpdist.storage.store import AnyStore
 from dpdist.triangle import Band
@@ -35,9 +36,8 @@ def table_of(
 
 
 def whole_of(table: Table, bound: RowBound, band: Band | None = None) -> MomentTask:
-    """Return the sum of a table; rows that are dithered are so by the key of the tests."""
-    task = moment_task(table, bound, band)
-    return task.with_key(KEY.key) if bound.rule == DITHERED else task
+    """Return the sum of a table, whose rows are dithered by the key of the tests."""
+    return moment_task(table, bound, band).with_key(KEY.key)
 
 
 def parts_of(table: Table, bound: RowBound, count: int, band: Band | None = None) -> list[MomentTask]:
@@ -48,3 +48,24 @@ def parts_of(table: Table, bound: RowBound, count: int, band: Band | None = None
 def added(partials: Iterable[Partial[Value]]) -> Partial[Value]:
     """Add partials; the first one is used up."""
     return reduce(add_partials, partials)
+
+
+def integers_of(
+    rows: npt.NDArray[Any], bound: RowBound, first_row: int = 0, key: DitherKey = KEY
+) -> npt.NDArray[np.int64]:
+    """Return finite rows as :mod:`dpdist.rows.dither` defines them, with nothing of the product's but random bits."""
+    drawn = key.drawn(first_row, len(rows), bound.columns)
+    first, second = drawn.entries.astype(np.int64) % 256, drawn.entries.astype(np.int64) // 256
+    largest = 2**bound.grid_bits
+    radius = largest - 2 - bound.columns / (8 * largest)
+    centre, scale = (bound.centre or 0.0), (bound.scale or 1.0)
+    x = (rows.astype(np.float64) - centre) / scale * (largest / bound.clip_norm)
+    norms = np.linalg.norm(x, axis=1, keepdims=True)
+    x *= np.where(norms > radius, radius / np.maximum(norms, radius), 1.0)
+    fine = 2 * np.rint(256 * x + drawn.thirds[:, None]).astype(np.int64) - 1  # twice y
+    z = (fine + 2 * first + 2 * second - 255) // 512
+    for row in z:
+        while (row**2).sum() > largest**2:
+            place = np.abs(row).argmax()
+            row[place] -= np.sign(row[place])
+    return np.column_stack([z, np.full(len(z), bound.constant)]) if bound.constant else z

@@ -18,9 +18,9 @@ from dpdist.release import trusted
 from dpdist.release.artefact import Release, open_release
 from dpdist.release.request import Centring, ReleaseRequest
 from dpdist.release.trusted import MomentTransaction
-from dpdist.rows.bounding import TRUNCATED
+from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable
-from support.parts import added, parts_of
+from support.parts import added, integers_of, parts_of
 from support.releases import content_of
 
 ROWS = 7919
@@ -28,9 +28,7 @@ ROWS = 7919
 NAMES = ("a", "b", "c")
 CLIP = 64.0
 BITS = 10
-REQUEST = ReleaseRequest(
-    "two-sided-wishart", PrivacyLoss.parse("1"), CLIP, grid_bits=BITS, name="census", rule=TRUNCATED
-)
+REQUEST = ReleaseRequest("two-sided-wishart", PrivacyLoss.parse("1"), CLIP, grid_bits=BITS, name="census")
 
 
 def rows_of(transaction: MomentTransaction) -> RowsTable:
@@ -61,13 +59,9 @@ def total_of(transaction: MomentTransaction, count: int = 4) -> Partial[np.int64
 
 
 def exact(transaction: MomentTransaction, values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Return the integer moment by plain Python-sized integers, nothing of the product's but its definition."""
-    z = np.trunc(values.astype(np.float64) * 2**BITS / CLIP).astype(np.int64)
-    squares = (z**2).sum(axis=1)
-    over = squares > 4**BITS
-    z[over] = np.trunc(z[over] * (2**BITS / np.sqrt(squares[over]))[:, None]).astype(np.int64)
-    if transaction.request.centring is Centring.PRIVATE:
-        z = np.column_stack([z, np.full(len(z), 2 ** (BITS - 1))])
+    """Return the integer moment of the rows as they are dithered by the key of the tests, independently."""
+    constant = 2 ** (BITS - 1) if transaction.request.centring is Centring.PRIVATE else 0
+    z = integers_of(values, RowBound(len(NAMES), CLIP, BITS, constant=constant))
     moment: npt.NDArray[np.int64] = z.T @ z
     return moment
 

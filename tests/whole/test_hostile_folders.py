@@ -14,11 +14,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.cli_scene import Call
-from support.folders import STORED, unpack
 
-from dpdist import fit_components
+from dpdist import PrivacyLoss, ReleaseRequest, fit_components, ingest_rows, release_rows
 from dpdist.errors import DataError
 from dpdist.ingest.registered import open_rows
 from dpdist.pca.model import open_model
@@ -54,7 +54,10 @@ def patience() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kept")
-    unpack(STORED / "laplace-0.1.0.tar.gz", folder)
+    np.save(folder / "table.npy", np.arange(12).reshape(4, 3))
+    budget = PrivacyLoss.parse("3", "1e-6")
+    ingest_rows(folder / "table.npy", folder / "rows.zarr", budget=budget)
+    release_rows(folder / "rows.zarr", folder / "release.zarr", ReleaseRequest("laplace", PrivacyLoss.parse("1"), 8))
     fit_components(folder / "release.zarr", folder / "model.zarr", 2)
     return folder
 
