@@ -23,7 +23,7 @@ import numpy as np
 
 from dpdist import Neighbours, ReleaseRequest, UsageError, open_rows
 from dpdist.mechanisms.registry import MECHANISMS
-from dpdist.moment.total import add_partials, complete, moment_task, partition_moment
+from dpdist.moment.total import add_partials, common_key, complete, moment_task, partition_moment
 from dpdist.pca.components import captured_variance
 from dpdist.rows.bounding import RowBound
 from dpdist.rows.dataset import RowsTable, partitions
@@ -56,7 +56,7 @@ def evaluate(found: Executor, table: RowsTable, chosen: argparse.Namespace) -> d
     kept = Path(f"{chosen.output}.json")
     results: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
     task = moment_task(table, RowBound(table.columns, chosen.clip))
-    work = Computation("sum", partition_moment, task, partitions(table.chunks, 100), add_partials)
+    work = Computation("sum", partition_moment, task, partitions(table.chunks, 100), add_partials, key=common_key())
     total = found.reduce(work, partial(complete, table), label="Summing rows")
     public = PublicMoment(total.values, task.bound, total.rows)
     for name in chosen.mechanisms:

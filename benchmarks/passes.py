@@ -28,7 +28,7 @@ import numpy.typing as npt
 from distributed import Client
 
 from dpdist import RowBound, open_rows
-from dpdist.moment.total import add_partials, complete, moment_task, partition_moment
+from dpdist.moment.total import add_partials, common_key, complete, moment_task, partition_moment
 from dpdist.rows import dataset
 from dpdist.rows.dataset import RowsTable, created, partitions
 from dpdist.runtime.cluster import WORKER_ENVIRONMENT, Cluster
@@ -84,7 +84,7 @@ def table_at(path: Path, chunks: int, rows: int, columns: int) -> RowsTable:
 def summed(executor: DaskExecutor, table: RowsTable, units: int) -> Any:
     """Sum a table in so many units."""
     task = moment_task(table, RowBound(table.columns, 5.0 * table.columns))
-    work = Computation("sum", partition_moment, task, partitions(table.chunks, units), add_partials)
+    work = Computation("sum", partition_moment, task, partitions(table.chunks, units), add_partials, key=common_key())
     return executor.reduce(work, partial(complete, table), label="Summing").values
 
 

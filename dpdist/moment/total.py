@@ -118,7 +118,7 @@ def require_summable(table: Sizes, bound: RowBound) -> None:
 
 
 def moment_task(table: Table, bound: RowBound, band: Band | None = None) -> MomentTask:
-    """Return the task of all chunks of a table, for a band or the whole moment; dithered rows also need a key."""
+    """Return the task of all chunks of a table, for a band or the whole moment, without the key that it needs."""
     require_summable(table, bound)
     return MomentTask(table, bound, range(table.chunks), band or Band.whole(bound.width))
 

@@ -106,8 +106,8 @@ class ColumnHistograms:
         """Read a committed document."""
         if value["format"] != FORMAT:
             raise DataError(
-                f"The histograms have format {value['format']!r}; this version reads {FORMAT}. Use a newer version of "
-                "dpdist."
+                f"The histograms have format {value['format']!r}; this version reads {FORMAT}. Use the "
+                "version that wrote it."
             )
         if value["grid"] != GRID:
             raise DataError("The histograms use another grid than this version. Use the version that made them.")

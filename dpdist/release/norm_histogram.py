@@ -210,8 +210,8 @@ class NormHistogram:
         """Read a document that :meth:`to_json` wrote."""
         if value["format"] != FORMAT:
             raise DataError(
-                f"The histogram has format {value['format']!r}; this version reads {FORMAT}. Use a newer version of "
-                "dpdist."
+                f"The histogram has format {value['format']!r}; this version reads {FORMAT}. Use the "
+                "version that wrote it."
             )
         return cls(
             value["release_id"], Guarantee.from_json(value["guarantee"]), tuple(value["edges"]), tuple(value["counts"]),
