@@ -7,8 +7,8 @@ import tempfile
 
 import pytest
 
+from dpdist.core.ledger.in_memory import Register
 from dpdist.estimators import fit
-from dpdist.ledger.in_memory import Register
 
 _STATE = tempfile.TemporaryDirectory(prefix="dpdist-state-")
 os.environ["DPDIST_STATE_HOME"] = _STATE.name  # also of the processes that the tests start: nobody's home is touched

@@ -21,7 +21,7 @@ import numpy as np
 
 from dpdist import Neighbours, UsageError
 from dpdist.answers.covariance import covariance
-from dpdist.errors import BelowNoiseError
+from dpdist.core.errors import BelowNoiseError
 from papers.common.answers import NOTICE
 from papers.common.drawn import Drawn, drawn
 from papers.common.held import KINDS, covariance_of, held

@@ -19,13 +19,13 @@ from typing import Any
 from faults.weakened import FACTOR, kept_by_the_copy, weakened
 
 from dpdist import Neighbours, PrivacyLoss
-from dpdist.mechanisms import registry
-from dpdist.mechanisms.attack import AuditTask
-from dpdist.mechanisms.info import DeltaUse
-from dpdist.mechanisms.registry import MECHANISMS
-from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.pipeline.audit import Audit, attacked
-from dpdist.privacy.guarantee import ATTO
+from dpdist.core.mechanisms import registry
+from dpdist.core.mechanisms.info import DeltaUse
+from dpdist.core.mechanisms.registry import MECHANISMS
+from dpdist.core.mechanisms.sensitivity import LatticeQuery
+from dpdist.core.privacy.guarantee import ATTO
+from dpdist.literature.attack import AuditTask
+from dpdist.literature.audit import Audit, attacked
 
 UNIT = 4**16
 ERROR = 0.001

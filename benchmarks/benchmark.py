@@ -51,15 +51,15 @@ import numpy.typing as npt  # noqa: E402
 import threadpoolctl  # noqa: E402
 
 from dpdist import PrivacyLoss, RowBound, open_rows  # noqa: E402
-from dpdist.moment import total  # noqa: E402
-from dpdist.moment.gram import Arithmetic, available, fastest, gram_sum, integer_rows  # noqa: E402
-from dpdist.moment.layout import layout_of  # noqa: E402
-from dpdist.moment.total import add_partials, complete, moment_task, partition_moment  # noqa: E402
-from dpdist.rows import dither  # noqa: E402
-from dpdist.rows.chunks import ChunkReader  # noqa: E402
-from dpdist.rows.dataset import RowsTable, created, partitions  # noqa: E402
-from dpdist.runtime.local import Computation, Executor, LocalExecutor, Secret  # noqa: E402
-from dpdist.triangle import Band  # noqa: E402
+from dpdist.core.moment import total  # noqa: E402
+from dpdist.core.moment.gram import Arithmetic, available, fastest, gram_sum, integer_rows  # noqa: E402
+from dpdist.core.moment.layout import layout_of  # noqa: E402
+from dpdist.core.moment.total import add_partials, complete, moment_task, partition_moment  # noqa: E402
+from dpdist.core.rows import dither  # noqa: E402
+from dpdist.core.rows.chunks import ChunkReader  # noqa: E402
+from dpdist.core.rows.dataset import RowsTable, created, partitions  # noqa: E402
+from dpdist.core.runtime.local import Computation, Executor, LocalExecutor, Secret  # noqa: E402
+from dpdist.core.triangle import Band  # noqa: E402
 
 Rows = npt.NDArray[Any]
 CORES = len(os.sched_getaffinity(0))

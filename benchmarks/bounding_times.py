@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist import RowBound, open_rows
-from dpdist.moment.total import moment_task, partition_moment
-from dpdist.rows import dither
-from dpdist.rows.dataset import created
+from dpdist.core.moment.total import moment_task, partition_moment
+from dpdist.core.rows import dither
+from dpdist.core.rows.dataset import created
 
 COLUMNS = (8, 100, 784)
 BLOCK, PARTITION = 1000, 8_000_000

@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 
 from dpdist import Neighbours, ReleaseRequest, UsageError, open_rows
-from dpdist.mechanisms.registry import MECHANISMS
-from dpdist.moment.total import add_partials, common_key, complete, moment_task, partition_moment
-from dpdist.pca.components import captured_variance
-from dpdist.rows.bounding import RowBound
-from dpdist.rows.dataset import RowsTable, partitions
-from dpdist.runtime.cluster import Cluster
-from dpdist.runtime.local import Computation, Executor
+from dpdist.answers.components import captured_variance
+from dpdist.core.mechanisms.registry import MECHANISMS
+from dpdist.core.moment.total import add_partials, common_key, complete, moment_task, partition_moment
+from dpdist.core.rows.bounding import RowBound
+from dpdist.core.rows.dataset import RowsTable, partitions
+from dpdist.core.runtime.cluster import Cluster
+from dpdist.core.runtime.local import Computation, Executor
 from papers.common.answers import NOTICE, PublicMoment, private_components, request_for
 
 ITERATIONS = 4

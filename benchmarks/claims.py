@@ -25,9 +25,9 @@ import zarr
 from click.testing import CliRunner
 from pyarrow import csv
 
+from dpdist.answers.model import open_model
 from dpdist.cli import cli
-from dpdist.pca.model import open_model
-from dpdist.release.artefact import open_release
+from dpdist.core.release.artefact import open_release
 
 ROOT = Path(__file__).parents[1]
 REPEATS = 50

@@ -23,12 +23,12 @@ import numpy.typing as npt
 from scipy.linalg import eigh
 from sklearn.datasets import load_digits
 
-from dpdist.mechanisms.quantile import calibrated
-from dpdist.moment.histograms import NormGrid
-from dpdist.noise.entropy import SYSTEM
-from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.release.clip_trade import ForComponents, noise_share, quantile_for
-from dpdist.release.norm_histogram import NormHistogram
+from dpdist.core.mechanisms.quantile import calibrated
+from dpdist.core.moment.histograms import NormGrid
+from dpdist.core.noise.entropy import SYSTEM
+from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.core.release.clip_trade import ForComponents, noise_share, quantile_for
+from dpdist.core.release.norm_histogram import NormHistogram
 
 Floats = npt.NDArray[np.float64]
 QUANTILES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)

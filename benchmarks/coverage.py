@@ -35,16 +35,16 @@ import numpy.typing as npt
 
 from benchmarks.edge_table import draws, noise_named
 from dpdist import Centring, Neighbours, PrivacyLoss, Release, ReleaseRequest
-from dpdist.mechanisms.attack import KnownMoment
-from dpdist.noise.entropy import SYSTEM
-from dpdist.pca.alignment import require_alignment
-from dpdist.pca.components import components
-from dpdist.pca.noise_edge import QUANTILES, NoiseLaw, law_of
-from dpdist.pca.overlap import Spectrum
-from dpdist.release.attributes import Coverage
-from dpdist.release.combine import combined
-from dpdist.rows.dither import DitherKey, Dithers
-from dpdist.triangle import unpacked
+from dpdist.answers.alignment import require_alignment
+from dpdist.answers.components import components
+from dpdist.answers.noise_edge import QUANTILES, NoiseLaw, law_of
+from dpdist.answers.overlap import Spectrum
+from dpdist.core.noise.entropy import SYSTEM
+from dpdist.core.release.attributes import Coverage
+from dpdist.core.release.combine import combined
+from dpdist.core.rows.dither import DitherKey, Dithers
+from dpdist.core.triangle import unpacked
+from dpdist.literature.attack import KnownMoment
 
 Floats = npt.NDArray[np.float64]
 LAWS = (

@@ -2,14 +2,14 @@
 
     python -m benchmarks.edge_table benchmarks/results/edge_table.json
 
-The edge of the spectrum and the width of its fluctuation hold for many columns (:mod:`dpdist.pca.noise_edge`), where
-``(largest eigenvalue - edge) / width`` has the Tracy-Widom law. For few columns its quantiles are simulated here. No
-data of anybody's is in it, only the laws. What is written for each law, number of columns and confidence is the
+The edge of the spectrum and the width of its fluctuation hold for many columns (:mod:`dpdist.answers.noise_edge`),
+where ``(largest eigenvalue - edge) / width`` has the Tracy-Widom law. For few columns its quantiles are simulated here.
+No data of anybody's is in it, only the laws. What is written for each law, number of columns and confidence is the
 quantile and an upper end of it: the order statistic that is not below the true quantile with probability 0.999.
 
 The upper ends of Laplace entries and Frobenius-norm noise, which exceed those of Tracy and Widom, are the table
-``dpdist.pca.noise_edge.BEYOND``; a test compares the two. The others are here to show that they do not. The file keeps
-what was simulated: run it again to go on.
+``dpdist.answers.noise_edge.BEYOND``; a test compares the two. The others are here to show that they do not. The file
+keeps what was simulated: run it again to go on.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import binom
 
-from dpdist.mechanisms.noise_law import EdgeKind, Noise
-from dpdist.noise.entropy import SYSTEM
-from dpdist.noise.nuclear import nuclear_spectra
-from dpdist.pca.noise_edge import QUANTILES, law_of
+from dpdist.answers.noise_edge import QUANTILES, law_of
+from dpdist.core.mechanisms.noise_law import EdgeKind, Noise
+from dpdist.core.noise.entropy import SYSTEM
+from dpdist.literature.nuclear import nuclear_spectra
 
 Floats = npt.NDArray[np.float64]
 SIZES = {
@@ -87,8 +87,8 @@ def noise_named(name: str, size: int) -> Noise:
 
 def nuclear_variance(size: int) -> float:
     """Return the variance off the diagonal of nuclear-norm noise of scale one, as the mechanism states it."""
-    from dpdist.mechanisms.knorm import CalibratedNuclear  # noqa: PLC0415
-    from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss  # noqa: PLC0415
+    from dpdist.core.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss  # noqa: PLC0415
+    from dpdist.literature.knorm import CalibratedNuclear  # noqa: PLC0415
 
     none = Guarantee(Neighbours.REPLACE_ONE, PrivacyLoss.parse("1"), None, Arithmetic.IDEAL_REAL, "none")
     found = CalibratedNuclear(size, 1, guarantee=none).noise.variance_off_diagonal
@@ -177,7 +177,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         "",
         "Quantiles of (largest eigenvalue - edge) / width, and an upper end of each that holds with probability 0.999.",
         "Tracy and Widom's, of many columns: " + ", ".join(f"{q} at {c}" for c, q in QUANTILES.items()) + ".",
-        "Where an upper end is larger, the table `BEYOND` of `dpdist/pca/noise_edge.py` has it.",
+        "Where an upper end is larger, the table `BEYOND` of `dpdist/answers/noise_edge.py` has it.",
         "",
         "| law | d | draws | " + " | ".join(map(str, QUANTILES)) + " |",
         "| --- " * (3 + len(QUANTILES)) + "|",

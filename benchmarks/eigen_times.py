@@ -1,4 +1,4 @@
-"""Seconds and accuracy of solvers for the top eigenpairs of noisy moments: what `dpdist/pca/components.py` chooses by.
+"""Seconds and accuracy of solvers for the top eigenpairs of noisy moments: for `dpdist/answers/components.py`.
 
 The matrix is ``diag(1/i)`` plus Gaussian noise whose own largest eigenvalue is ``1/rank``. With a low rank most of the
 components asked for are drowned in noise, where eigenvalues lie close and Lanczos is slow; with a high one none is::
@@ -22,7 +22,7 @@ import numpy as np
 from scipy.linalg import eigh
 from threadpoolctl import threadpool_info
 
-from dpdist.pca.eigen import Matrix, by_lanczos, by_lapack
+from dpdist.answers.eigen import Matrix, by_lanczos, by_lapack
 
 RANKS = {"drowned": 10, "clear": 1000}
 

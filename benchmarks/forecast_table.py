@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from dpdist import PrivacyLoss, ReleaseRequest
-from dpdist.moment import cost
+from dpdist.core.moment import cost
 from dpdist.report.text import amount, costs, duration
 
 ROWS, COLUMNS = 10**9, 1000

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from faults.fuzzing import KINDS, LARGEST, MEMORY, SECONDS, Tally, fuzz, make, preload
 
-from dpdist.runtime import cluster
+from dpdist.core.runtime import cluster
 
 
 def main() -> None:

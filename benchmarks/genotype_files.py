@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 import dpdist
-from dpdist.naming import COMMAND_LINE, naming
+from dpdist.core.naming import COMMAND_LINE, naming
 
 RULES = {"multiallelic": "split", "haploid": "single"}
 TARGET = Path(__file__).parent / "results" / "genotype_files.md"

@@ -31,9 +31,9 @@ import threadpoolctl  # noqa: E402 - OpenBLAS reads the environment when it is l
 
 from benchmarks.benchmark import KEY, Case, in_memory, machine, share_of_floor, write_rows  # noqa: E402
 from dpdist import RowBound  # noqa: E402
-from dpdist.moment import total  # noqa: E402
-from dpdist.moment.gram import Arithmetic, available, gram_sum  # noqa: E402
-from dpdist.moment.total import BoundedBlocks, moment_task, partition_moment  # noqa: E402
+from dpdist.core.moment import total  # noqa: E402
+from dpdist.core.moment.gram import Arithmetic, available, gram_sum  # noqa: E402
+from dpdist.core.moment.total import BoundedBlocks, moment_task, partition_moment  # noqa: E402
 
 ENTRIES = 16_000_000
 """Of a table, read by one task."""

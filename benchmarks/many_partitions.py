@@ -17,10 +17,10 @@ import time
 from pathlib import Path
 
 from dpdist import RowBound
-from dpdist.moment.layout import layout_of
-from dpdist.rows.table import Shape
-from dpdist.runtime.cluster import Cluster
-from dpdist.runtime.local import Computation, Executor
+from dpdist.core.moment.layout import layout_of
+from dpdist.core.rows.table import Shape
+from dpdist.core.runtime.cluster import Cluster
+from dpdist.core.runtime.local import Computation, Executor
 
 COLUMNS = 100
 CHUNK_ROWS = 100

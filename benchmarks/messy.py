@@ -39,20 +39,20 @@ from scipy.special import log_ndtr
 from scipy.stats import binom
 
 from dpdist import Centring, PrivacyLoss, Release, ReleaseRequest
+from dpdist.answers.alignment import Alignment, require_alignment
+from dpdist.answers.bias import clipped_rows
 from dpdist.answers.captured import captured
+from dpdist.answers.components import components
+from dpdist.answers.correlation import correlation
 from dpdist.answers.covariance import covariance
 from dpdist.answers.regression import regressions
 from dpdist.answers.shrinkage import Shrinkage
-from dpdist.errors import DpdistError
-from dpdist.moment.histograms import ColumnCounting, grids_of_numbers
-from dpdist.moment.operator import MomentMatrix
-from dpdist.pca.alignment import Alignment, require_alignment
-from dpdist.pca.bias import clipped_rows
-from dpdist.pca.components import components
-from dpdist.pca.correlation import correlation
-from dpdist.release import stages, trusted
-from dpdist.rows.dither import DitherKey, Dithers
-from dpdist.triangle import packed
+from dpdist.core.errors import DpdistError
+from dpdist.core.moment.histograms import ColumnCounting, grids_of_numbers
+from dpdist.core.moment.operator import MomentMatrix
+from dpdist.core.release import stages, trusted
+from dpdist.core.rows.dither import DitherKey, Dithers
+from dpdist.core.triangle import packed
 
 Floats = npt.NDArray[np.float64]
 Random = np.random.Generator

@@ -30,17 +30,17 @@ import numpy as np
 from faults.nightly import JOB
 
 from dpdist import Ledger
+from dpdist.core.ledger.journal import Begun, Closed, Committed, CommitWitnessed, Event, Published, Reserved
+from dpdist.core.ledger.witness import FolderWitness, WitnessRecord
+from dpdist.core.release import combine
+from dpdist.core.release.artefact import Release, open_release
+from dpdist.core.release.series import Toeplitz, Tree, total_of
+from dpdist.core.rows.dataset import created, open_ingested
+from dpdist.core.rows.periods import PeriodicTable, open_periods, seal_rows
 from dpdist.jobs import job_file
 from dpdist.jobs import run as job_runs
 from dpdist.jobs.series import open_series
 from dpdist.jobs.totals import opened
-from dpdist.ledger.journal import Begun, Closed, Committed, CommitWitnessed, Event, Published, Reserved
-from dpdist.ledger.witness import FolderWitness, WitnessRecord
-from dpdist.release import combine
-from dpdist.release.artefact import Release, open_release
-from dpdist.release.series import Toeplitz, Tree, total_of
-from dpdist.rows.dataset import created, open_ingested
-from dpdist.rows.periods import PeriodicTable, open_periods, seal_rows
 
 FORMS = {"tree": "continual = 3650\n", "banded": 'factorisation = "banded"\n'}
 SIZES = (10, 100, 1000, 3650)

@@ -42,11 +42,9 @@ from faults.nightly import JOB
 from matplotlib import pyplot as plt
 
 from dpdist import DpdistError, Ledger, open_release
-from dpdist.jobs import job_file
-from dpdist.jobs import run as job_runs
-from dpdist.ledger.state import State
-from dpdist.release.artefact import Release
-from dpdist.release.series import (
+from dpdist.core.ledger.state import State
+from dpdist.core.release.artefact import Release
+from dpdist.core.release.series import (
     BAND,
     Node,
     Toeplitz,
@@ -57,6 +55,8 @@ from dpdist.release.series import (
     total_of,
     variance_factor,
 )
+from dpdist.jobs import job_file
+from dpdist.jobs import run as job_runs
 
 _COLUMNS = 16
 _ROWS, _PERIODS = 2, 7

@@ -20,15 +20,15 @@ from typing import Any
 import numpy as np
 import threadpoolctl
 
-from dpdist._util.parallel import available_cores
-from dpdist.mechanisms.base import IndependentEntries
-from dpdist.mechanisms.registry import calibrated
-from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.noise.entropy import SYSTEM
-from dpdist.noise.products import rounded_wishart
-from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.release import transaction
-from dpdist.triangle import Band
+from dpdist.core.mechanisms.base import IndependentEntries
+from dpdist.core.mechanisms.registry import calibrated
+from dpdist.core.mechanisms.sensitivity import LatticeQuery
+from dpdist.core.noise.entropy import SYSTEM
+from dpdist.core.noise.products import rounded_wishart
+from dpdist.core.parallel import available_cores
+from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.core.release import transaction
+from dpdist.core.triangle import Band
 
 
 def drawn(columns: int, threads: int) -> dict[str, float]:

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist import PrivatePCA, RefusedError
-from dpdist.errors import DpdistError
-from dpdist.ledger.in_memory import REGISTER
+from dpdist.core.errors import DpdistError
+from dpdist.core.ledger.in_memory import REGISTER
 
 Table = npt.NDArray[np.float64]
 

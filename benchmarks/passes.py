@@ -28,12 +28,12 @@ import numpy.typing as npt
 from distributed import Client
 
 from dpdist import RowBound, open_rows
-from dpdist.moment.total import add_partials, common_key, complete, moment_task, partition_moment
-from dpdist.rows import dataset
-from dpdist.rows.dataset import RowsTable, created, partitions
-from dpdist.runtime.cluster import WORKER_ENVIRONMENT, Cluster
-from dpdist.runtime.local import Computation
-from dpdist.runtime.sums import DaskExecutor
+from dpdist.core.moment.total import add_partials, common_key, complete, moment_task, partition_moment
+from dpdist.core.rows import dataset
+from dpdist.core.rows.dataset import RowsTable, created, partitions
+from dpdist.core.runtime.cluster import WORKER_ENVIRONMENT, Cluster
+from dpdist.core.runtime.local import Computation
+from dpdist.core.runtime.sums import DaskExecutor
 
 
 @contextmanager

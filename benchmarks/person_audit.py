@@ -12,7 +12,7 @@ from pathlib import Path
 
 from faults.person_attack import LOSS, MOST, NIGHTS, PLANS, audited
 
-from dpdist.rows.units import Unit
+from dpdist.core.rows.units import Unit
 
 
 def main() -> None:

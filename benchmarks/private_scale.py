@@ -24,10 +24,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist import PrivacyLoss, Release, ReleaseRequest, create_ledger, release_rows
-from dpdist.errors import BelowNoiseError, UsageError
-from dpdist.pca.components import captured_variance
-from dpdist.pca.correlation import correlation
-from dpdist.rows.dataset import created
+from dpdist.answers.components import captured_variance
+from dpdist.answers.correlation import correlation
+from dpdist.core.errors import BelowNoiseError, UsageError
+from dpdist.core.rows.dataset import created
 
 COUNTS = (2, 5, 10, 20)
 DELTA = 1e-6

@@ -34,14 +34,14 @@ from dpdist import (
     project_rows,
     release_rows,
 )
-from dpdist._util.paths import local
-from dpdist.pca.projection import ProjectionTask, scores_dtype, scores_of
-from dpdist.rows.chunks import ChunkReader
-from dpdist.rows.dataset import partitions
-from dpdist.rows.writing import chunk_key
-from dpdist.runtime.local import Computation
-from dpdist.storage.arrays import ROOT, ChunkWriter
-from dpdist.storage.atomic import sync_tree
+from dpdist.core.paths import local
+from dpdist.core.pipeline.projection import ProjectionTask, scores_dtype, scores_of
+from dpdist.core.rows.chunks import ChunkReader
+from dpdist.core.rows.dataset import partitions
+from dpdist.core.rows.writing import chunk_key
+from dpdist.core.runtime.local import Computation
+from dpdist.core.storage.arrays import ROOT, ChunkWriter
+from dpdist.core.storage.atomic import sync_tree
 
 COMPONENTS = 50
 WORK = ("projection", "read", "write", "product", "tasks")

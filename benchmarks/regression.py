@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from dpdist import Centring, Neighbours, UsageError
 from dpdist.answers.regression import Regression, regressions
-from dpdist.errors import BelowNoiseError
+from dpdist.core.errors import BelowNoiseError
 from papers.common.answers import NOTICE
 from papers.common.drawn import Drawn, drawn
 

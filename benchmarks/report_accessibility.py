@@ -28,8 +28,8 @@ from sklearn.datasets import load_digits
 import dpdist
 from benchmarks.browser import Page, browser
 from dpdist import Centring, Neighbours, PrivacyLoss, ReleaseRequest
-from dpdist.ledger.ledger import Ledger
-from dpdist.release.artefact import Release
+from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.release.artefact import Release
 from dpdist.report.html import write
 from papers.common.drawn import drawn
 

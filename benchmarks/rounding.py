@@ -23,10 +23,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist import PrivacyLoss, ReleaseRequest
-from dpdist.pca.noise_edge import CONFIDENCE, law_of
-from dpdist.rows.bounding import RowBound
-from dpdist.rows.dither import DitherKey, Dithers
-from dpdist.rows.rounding import spectral_error
+from dpdist.answers.noise_edge import CONFIDENCE, law_of
+from dpdist.core.rows.bounding import RowBound
+from dpdist.core.rows.dither import DitherKey, Dithers
+from dpdist.core.rows.rounding import spectral_error
 
 Rows = npt.NDArray[np.float64]
 LOSS = PrivacyLoss.parse("1", "1e-6")

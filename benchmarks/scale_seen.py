@@ -3,7 +3,7 @@
     python -m benchmarks.scale_seen benchmarks/results/scale_seen.md
 
 The exact histogram of 20,000 rows of each kind of column gets noise of a given share of n on every count, 60 times. The
-scale is refused above 2 % (:func:`dpdist.release.stages.require_seen`).
+scale is refused above 2 % (:func:`dpdist.core.release.stages.require_seen`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dpdist.mechanisms.columns import Grid, counting_bins, intervals_of, standardised
-from dpdist.mechanisms.counts import RoundedNormal
+from dpdist.core.mechanisms.columns import Grid, counting_bins, intervals_of, standardised
+from dpdist.core.mechanisms.counts import RoundedNormal
 
 ROWS, DRAWS, SHARES = 20_000, 60, (0.005, 0.01, 0.02, 0.03, 0.05)
 

@@ -23,9 +23,9 @@ import numpy.typing as npt
 from sklearn.datasets import load_digits
 
 from dpdist import Centring, Neighbours
+from dpdist.answers.noise_edge import NoiseLaw, law_of
 from dpdist.answers.shrinkage import optimal, within_trace
-from dpdist.mechanisms.noise_law import EdgeKind, Noise
-from dpdist.pca.noise_edge import NoiseLaw, law_of
+from dpdist.core.mechanisms.noise_law import EdgeKind, Noise
 from papers.common.answers import NOTICE
 from papers.common.drawn import drawn
 

@@ -39,7 +39,7 @@ from faults.store_proxy import store_proxy
 from moto.server import ThreadedMotoServer
 from zarr.storage import ObjectStore
 
-from dpdist.storage.connections import connection
+from dpdist.core.storage.connections import connection
 
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 """The published key of Azurite's own account."""

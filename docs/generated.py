@@ -21,9 +21,9 @@ from sphinx.util.docutils import SphinxDirective
 
 from dpdist import DpdistError, list_mechanisms
 from dpdist.cli import COMMANDS
+from dpdist.core.mechanisms.info import Output
+from dpdist.core.options import fields_of, meta_of
 from dpdist.jobs.sections import Sections
-from dpdist.mechanisms.info import Output
-from dpdist.options import fields_of, meta_of
 
 PACKAGE = Path(sys.modules["dpdist"].__file__ or "").parent
 _SHORTEST = 12

@@ -18,8 +18,8 @@ import pandas as pd
 
 from dpdist import private_pca
 from dpdist.answers.block import beside, source_units
-from dpdist.privacy.accounting import gaussian_sigma
-from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.core.privacy.accounting import gaussian_sigma
+from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.report.charts import guesses as guesses_of
 from dpdist.report.correlations import standardised_of
 from dpdist.report.findings import explained_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpdist._util import interruption
+from dpdist.core import interruption
 
 
 def main() -> None:

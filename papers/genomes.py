@@ -24,8 +24,8 @@ import numpy.typing as npt
 from sklearn.neighbors import NearestNeighbors
 
 from dpdist import DataError, Neighbours, RowBound, cli, forecast_release
-from dpdist.pca.eigen import top_eigenpairs
-from dpdist.pca.noise_edge import law_of
+from dpdist.answers.eigen import top_eigenpairs
+from dpdist.answers.noise_edge import law_of
 from papers.common import data as sets
 from papers.common import pictures, runs
 from papers.common.answers import NOTICE, PublicMoment, moment_of, private_moment, request_for

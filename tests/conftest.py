@@ -23,12 +23,12 @@ from support.dithering import KEY
 from support.scripted import Scripted
 
 from dpdist import cli
-from dpdist.mechanisms.gaussian import CalibratedGaussian
-from dpdist.moment import total
-from dpdist.naming import COMMAND_LINE, naming
-from dpdist.pipeline import budget
-from dpdist.rows import dataset
-from dpdist.rows.dataset import created
+from dpdist.core.mechanisms.gaussian import CalibratedGaussian
+from dpdist.core.moment import total
+from dpdist.core.naming import COMMAND_LINE, naming
+from dpdist.core.pipeline import budget
+from dpdist.core.rows import dataset
+from dpdist.core.rows.dataset import created
 
 settings.register_profile("same", deadline=None, derandomize=True, database=None)
 settings.register_profile("explore", deadline=None, derandomize=False, max_examples=2000)
@@ -138,4 +138,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw stages by one seed: a threshold that an empty bin exceeds one time in a thousand fails no test."""
-    monkeypatch.setattr("dpdist.release.histograms.SYSTEM", Scripted(7))
+    monkeypatch.setattr("dpdist.core.release.histograms.SYSTEM", Scripted(7))

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dpdist.pca import model
-from dpdist.release import artefact, attributes
+from dpdist.answers import model
+from dpdist.core.release import artefact, attributes
 
 HERE = Path(__file__).parent
 

@@ -1,1 +1,1 @@
-"""What a released second moment answers besides components: regression and covariance, each with its error. Free."""
+"""What a released second moment answers: components, regression, covariance, forecasts, each with its error. Free."""

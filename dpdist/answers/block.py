@@ -8,8 +8,8 @@ that constant. Under replace-one n is public, so the last entry has no noise.
 
 The noise of different entries is uncorrelated, except for symmetric ones. Diagonal entries have a larger variance:
 twice that of the others for `gaussian` and `two-sided-wishart`. Nuclear-norm noise is invariant under rotations, and
-its diagonal entries are correlated instead. Rounding adds variances (:mod:`dpdist.rows.rounding`); the values added
-here are upper bounds.
+its diagonal entries are correlated instead. Rounding adds variances (:mod:`dpdist.core.rows.rounding`); the values
+added here are upper bounds.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from dpdist._util.text import listed, repeated
-from dpdist.errors import BelowNoiseError, DataError, UsageError
-from dpdist.mechanisms.noise_law import EdgeKind, Noise
-from dpdist.naming import parameter
-from dpdist.pca.alignment import entry_variances
-from dpdist.pca.noise_edge import NoiseLaw, law_of
-from dpdist.release.artefact import Release
-from dpdist.triangle import TILE
+from dpdist.answers.alignment import entry_variances
+from dpdist.answers.noise_edge import NoiseLaw, law_of
+from dpdist.core.errors import BelowNoiseError, DataError, UsageError
+from dpdist.core.mechanisms.noise_law import EdgeKind, Noise
+from dpdist.core.naming import parameter
+from dpdist.core.release.artefact import Release
+from dpdist.core.text import listed, repeated
+from dpdist.core.triangle import TILE
 
 if TYPE_CHECKING:
-    from dpdist.rows.dataset import RowsTable
+    from dpdist.core.rows.dataset import RowsTable
 
 Matrix = npt.NDArray[np.float64]
 NORMAL = 1.959964

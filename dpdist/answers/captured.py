@@ -29,15 +29,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from dpdist.answers.alignment import components_above_noise, noise_law
 from dpdist.answers.block import NORMAL, EntryNoise, ends, entry_noise
+from dpdist.answers.components import Components, about_mean
+from dpdist.answers.correlation import fewest, require_share
+from dpdist.answers.noise_edge import NoiseLaw
 from dpdist.answers.shrinkage import excess_variance
-from dpdist.errors import BelowNoiseError, UsageError
-from dpdist.naming import parameter
-from dpdist.pca.alignment import components_above_noise, noise_law
-from dpdist.pca.components import Components, about_mean
-from dpdist.pca.correlation import fewest, require_share
-from dpdist.pca.noise_edge import NoiseLaw
-from dpdist.release.artefact import Release
+from dpdist.core.errors import BelowNoiseError, UsageError
+from dpdist.core.naming import parameter
+from dpdist.core.release.artefact import Release
 
 Matrix = npt.NDArray[np.float64]
 WIDE = 2000

@@ -18,8 +18,8 @@ where the last term is the error of a private m. Without a released mean ``v_i =
 
 The variance of ``tr(B E)`` is ``2 v |B|² + (on - 2 v) sum B_kk²`` (:class:`dpdist.answers.block.EntryNoise`), without
 the entry (c, c) if m is public. If a variance is below the noise, the intervals of its correlations are [-1, 1].
-Columns with weight zero in a release (:func:`dpdist.release.advice.weightless`) are left out of the computation and are
-NaN in the result.
+Columns with weight zero in a release (:func:`dpdist.core.release.advice.weightless`) are left out of the computation
+and are NaN in the result.
 
 **The distance** of the shrunk matrix from the exact one, in the units of the bounded rows. The shrunk eigenvalues are
 ``u^T A0 u`` with an error of about the variance of a diagonal entry. So the mean squared Frobenius distance is
@@ -36,7 +36,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from dpdist._util.text import counted, listed
+from dpdist.answers.alignment import zero_matrix_bound
 from dpdist.answers.block import (
     NORMAL,
     EntryNoise,
@@ -46,15 +46,15 @@ from dpdist.answers.block import (
     moment_of,
     require_noise_distribution,
 )
+from dpdist.answers.components import AboutMean, about_mean
+from dpdist.answers.correlation import ABOVE, drowned, evidence_of, require_centre
+from dpdist.answers.noise_edge import law_of
 from dpdist.answers.shrinkage import Shrinkage, optimal, within_trace
-from dpdist.errors import DataError, UsageError
-from dpdist.naming import parameter
-from dpdist.pca.alignment import zero_matrix_bound
-from dpdist.pca.components import AboutMean, about_mean
-from dpdist.pca.correlation import ABOVE, drowned, evidence_of, require_centre
-from dpdist.pca.noise_edge import law_of
-from dpdist.release.advice import cure, weightless
-from dpdist.release.artefact import Release
+from dpdist.core.errors import DataError, UsageError
+from dpdist.core.naming import parameter
+from dpdist.core.release.advice import cure, weightless
+from dpdist.core.release.artefact import Release
+from dpdist.core.text import counted, listed
 
 Matrix = npt.NDArray[np.float64]
 

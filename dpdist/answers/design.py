@@ -53,13 +53,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dpdist._util.text import counted
 from dpdist.answers.block import Block, EntryNoise, block_of, correlation_ends, require_about
+from dpdist.answers.noise_edge import CONFIDENCE, NoiseLaw
 from dpdist.answers.shrinkage import excess, excess_variance, tied
-from dpdist.errors import BelowNoiseError, UsageError
-from dpdist.naming import parameter
-from dpdist.pca.noise_edge import CONFIDENCE, NoiseLaw
-from dpdist.release.artefact import Release
+from dpdist.core.errors import BelowNoiseError, UsageError
+from dpdist.core.naming import parameter
+from dpdist.core.release.artefact import Release
+from dpdist.core.text import counted
 
 Matrix = npt.NDArray[np.float64]
 LARGER = "Use a larger epsilon or more rows."

@@ -8,7 +8,7 @@ to the clip norm,
 
 The release has ``A = A0 + E``, ``b = b0 + e``. The plain inverse of A is useless if columns are nearly collinear: noise
 turns small eigenvalues of A0 into smaller or negative ones. By default there is no ridge if every eigenvalue is above
-2.5 times the edge of the noise at confidence 0.95 (:mod:`dpdist.pca.noise_edge`). Otherwise the ridge is that edge,
+2.5 times the edge of the noise at confidence 0.95 (:mod:`dpdist.answers.noise_edge`). Otherwise the ridge is that edge,
 because directions below it are invisible in any case. With a few thousand rows that is the rule: at epsilon 1, 145 of
 187 default fits of 1500 to 6000 correlated normal rows of 3 to 13 columns used it, and the median fit kept .71 of the
 slopes of least squares. Each result therefore states its **shrinkage**, the diagonal of ``(A0 + L)^-1 A0 = I - (A0 +
@@ -72,14 +72,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dpdist._util.text import counted, listed
 from dpdist.answers.block import NORMAL, Block, EntryNoise, block_of, deviation, references
+from dpdist.answers.correlation import drowned
 from dpdist.answers.design import LARGER, Design, principal_design, ridge_design
-from dpdist.errors import BelowNoiseError, UsageError
-from dpdist.naming import parameter
-from dpdist.pca.correlation import drowned
-from dpdist.release.advice import cure, weightless
-from dpdist.release.artefact import Release
+from dpdist.core.errors import BelowNoiseError, UsageError
+from dpdist.core.naming import parameter
+from dpdist.core.release.advice import cure, weightless
+from dpdist.core.release.artefact import Release
+from dpdist.core.text import counted, listed
 
 Matrix = npt.NDArray[np.float64]
 

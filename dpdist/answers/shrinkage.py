@@ -32,9 +32,9 @@ import enum
 import numpy as np
 import numpy.typing as npt
 
-from dpdist.errors import UsageError
-from dpdist.mechanisms.noise_law import EdgeKind
-from dpdist.pca.noise_edge import NoiseLaw
+from dpdist.answers.noise_edge import NoiseLaw
+from dpdist.core.errors import UsageError
+from dpdist.core.mechanisms.noise_law import EdgeKind
 
 Matrix = npt.NDArray[np.float64]
 _BATCH_NUMBERS = 1 << 22

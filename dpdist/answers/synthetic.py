@@ -21,9 +21,9 @@ import numpy.typing as npt
 
 from dpdist.answers.block import require_about
 from dpdist.answers.covariance import below_noise_message, covariance
-from dpdist.errors import BelowNoiseError, UsageError
-from dpdist.naming import step
-from dpdist.release.artefact import Release
+from dpdist.core.errors import BelowNoiseError, UsageError
+from dpdist.core.naming import step
+from dpdist.core.release.artefact import Release
 
 Matrix = npt.NDArray[np.float64]
 MOST_NUMBERS = 1 << 27

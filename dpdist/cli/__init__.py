@@ -18,12 +18,12 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from dpdist._util import interruption
-from dpdist._util.text import printable
-from dpdist._version import __version__
 from dpdist.cli.output import BARS, VERBOSITY, complain, unwritten
-from dpdist.errors import DpdistError, ResumableError, UsageError, WeakGuaranteeWarning
-from dpdist.naming import COMMAND_LINE, SPELLINGS, naming
+from dpdist.core import interruption
+from dpdist.core._version import __version__
+from dpdist.core.errors import DpdistError, ResumableError, UsageError, WeakGuaranteeWarning
+from dpdist.core.naming import COMMAND_LINE, SPELLINGS, naming
+from dpdist.core.text import printable
 
 COMMANDS = {
     "demo": ("jobs", "demo_command", "Run all steps on a bundled data set."),

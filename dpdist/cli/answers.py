@@ -10,7 +10,7 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from dpdist._util.text import counted, wrapped
+from dpdist.answers.bias import clipped_rows
 from dpdist.answers.block import beside, column_indices, source_units
 from dpdist.answers.covariance import Covariance, below_noise_message, covariance, expanded
 from dpdist.answers.design import Partial, partial_correlation
@@ -20,15 +20,15 @@ from dpdist.answers.synthetic import Synthetic, synthetic
 from dpdist.cli.options import STORE, count_of, json_option
 from dpdist.cli.output import answer
 from dpdist.cli.tables import KINDS, csv_of, kind_of, parquet_of, write_table
-from dpdist.errors import DataError, UsageError
-from dpdist.pca.bias import clipped_rows
-from dpdist.privacy.checks import cautions_message
-from dpdist.release.advice import blindly_scaled_json, blindly_scaled_message
-from dpdist.release.artefact import Release, open_release
-from dpdist.release.parse import columns_from
+from dpdist.core.errors import DataError, UsageError
+from dpdist.core.privacy.checks import cautions_message
+from dpdist.core.release.advice import blindly_scaled_json, blindly_scaled_message
+from dpdist.core.release.artefact import Release, open_release
+from dpdist.core.release.parse import columns_from
+from dpdist.core.storage.arrays import array_options, digest_of_objects
+from dpdist.core.storage.store import AnyStore, Store, replace_own, store_at
+from dpdist.core.text import counted, wrapped
 from dpdist.report.answers import about_intervals, regression
-from dpdist.storage.arrays import array_options, digest_of_objects
-from dpdist.storage.store import AnyStore, Store, replace_own, store_at
 
 _MATRIX_KINDS = (".csv", ".npz")
 

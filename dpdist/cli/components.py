@@ -7,26 +7,26 @@ from typing import NamedTuple
 
 import click
 
-from dpdist._util.text import counted, wrapped
+from dpdist.answers.alignment import Alignment, alignment, loadings_json, loadings_table, require_alignment
+from dpdist.answers.bias import clipped_rows
 from dpdist.answers.captured import WIDE, Captured, captured
+from dpdist.answers.components import Components
+from dpdist.answers.correlation import Correlation
+from dpdist.answers.correlation import correlation as correlation_of
 from dpdist.cli.options import LOCAL, STORE, cluster_options, grouped, json_option, options, share_of
 from dpdist.cli.output import answer
 from dpdist.cli.tables import KINDS, kind_of, write_table
-from dpdist.errors import UsageError
-from dpdist.options import ComponentsOptions
-from dpdist.pca.alignment import Alignment, alignment, loadings_json, loadings_table, require_alignment
-from dpdist.pca.bias import clipped_rows
-from dpdist.pca.components import Components
-from dpdist.pca.correlation import Correlation
-from dpdist.pca.correlation import correlation as correlation_of
-from dpdist.pipeline.components import fit_components, project_rows, scores_message
-from dpdist.privacy.checks import cautions_message
-from dpdist.release.advice import blindly_scaled_json, blindly_scaled_message
-from dpdist.release.artefact import Release
+from dpdist.core.errors import UsageError
+from dpdist.core.options import ComponentsOptions
+from dpdist.core.pipeline.components import fit_components, project_rows, scores_message
+from dpdist.core.privacy.checks import cautions_message
+from dpdist.core.release.advice import blindly_scaled_json, blindly_scaled_message
+from dpdist.core.release.artefact import Release
+from dpdist.core.runtime.cluster import Cluster
+from dpdist.core.storage.store import AnyStore
+from dpdist.core.text import counted, wrapped
 from dpdist.report import text
 from dpdist.report.figures import draw_scree
-from dpdist.runtime.cluster import Cluster
-from dpdist.storage.store import AnyStore
 
 
 class Found(NamedTuple):

@@ -8,14 +8,14 @@ import click
 
 from dpdist.cli.options import LEDGER, STORE, count_of, json_option, ledger_option
 from dpdist.cli.output import BARS, answer, show
-from dpdist.errors import DataError, UsageError
-from dpdist.ledger.address import LedgerAddress
-from dpdist.ledger.ledger import Ledger
-from dpdist.pipeline.facts import ReleaseFacts
-from dpdist.pipeline.inspect import inspect_path
-from dpdist.release.artefact import open_release
-from dpdist.release.parse import columns_from
-from dpdist.storage.store import AnyStore, store_at
+from dpdist.core.errors import DataError, UsageError
+from dpdist.core.ledger.address import LedgerAddress
+from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.pipeline.facts import ReleaseFacts
+from dpdist.core.pipeline.inspect import inspect_path
+from dpdist.core.release.artefact import open_release
+from dpdist.core.release.parse import columns_from
+from dpdist.core.storage.store import AnyStore, store_at
 
 
 @click.command()

@@ -12,28 +12,28 @@ from pathlib import Path
 import click
 import numpy as np
 
-from dpdist._util.text import fields_as_json, wrapped
+from dpdist.answers.components import captured_variance
+from dpdist.answers.eigen import top_eigenpairs
+from dpdist.answers.model import open_model
 from dpdist.cli.options import LOCAL, certificates_of, cluster_options, grouped, json_option, options
 from dpdist.cli.output import BARS, answer, say, show
-from dpdist.errors import RefusedError
+from dpdist.core.errors import RefusedError
+from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.naming import naming
+from dpdist.core.options import ClusterOptions
+from dpdist.core.pipeline import budget, release
+from dpdist.core.pipeline.components import fit_components, project_rows
+from dpdist.core.privacy.guarantee import PrivacyLoss
+from dpdist.core.release.request import ReleaseRequest
+from dpdist.core.runtime.cluster import Cluster
+from dpdist.core.storage.atomic import make_public_folder, replace_file
+from dpdist.core.text import fields_as_json, wrapped
 from dpdist.jobs import job_file
 from dpdist.jobs import run as job_runs
 from dpdist.jobs import status as job_status
+from dpdist.jobs import text as status_report
 from dpdist.jobs.sections import JOB_FILE
-from dpdist.ledger.ledger import Ledger
-from dpdist.naming import naming
-from dpdist.options import ClusterOptions
-from dpdist.pca.components import captured_variance
-from dpdist.pca.eigen import top_eigenpairs
-from dpdist.pca.model import open_model
-from dpdist.pipeline import budget, release
-from dpdist.pipeline.components import fit_components, project_rows
-from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.release.request import ReleaseRequest
 from dpdist.report import figures
-from dpdist.report import status as status_report
-from dpdist.runtime.cluster import Cluster
-from dpdist.storage.atomic import make_public_folder, replace_file
 
 _CLIP = 64.0
 """Public: pixels are 0..16 by construction, and an image with a quarter of its 64 pixels at 16 has this norm."""

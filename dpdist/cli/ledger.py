@@ -6,18 +6,18 @@ import json
 
 import click
 
-from dpdist._util.text import counted, listed, wrapped
 from dpdist.cli import Suggesting
 from dpdist.cli.options import LEDGER, STORE, json_option, options
 from dpdist.cli.output import answer, show
-from dpdist.errors import RefusedError, UsageError
-from dpdist.ledger.address import LedgerAddress
-from dpdist.ledger.ledger import Ledger
-from dpdist.ledger.state import State
-from dpdist.options import BudgetOptions
-from dpdist.pipeline.budget import create_ledger, verify_ledger
-from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.storage.store import AnyStore
+from dpdist.core.errors import RefusedError, UsageError
+from dpdist.core.ledger.address import LedgerAddress
+from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.ledger.state import State
+from dpdist.core.options import BudgetOptions
+from dpdist.core.pipeline.budget import create_ledger, verify_ledger
+from dpdist.core.privacy.guarantee import PrivacyLoss
+from dpdist.core.storage.store import AnyStore
+from dpdist.core.text import counted, listed, wrapped
 
 
 @click.group(cls=Suggesting)

@@ -8,11 +8,11 @@ import click
 
 from dpdist.cli.options import LEDGER, LOCAL, STORE, grouped, json_option, options
 from dpdist.cli.output import answer, say
-from dpdist.ledger.address import LedgerAddress
-from dpdist.options import BudgetOptions, ReleaseOptions
-from dpdist.pipeline.matrix import release_matrix
-from dpdist.privacy.checks import cautions, cautions_message
-from dpdist.storage.store import AnyStore
+from dpdist.core.ledger.address import LedgerAddress
+from dpdist.core.options import BudgetOptions, ReleaseOptions
+from dpdist.core.privacy.checks import cautions, cautions_message
+from dpdist.core.storage.store import AnyStore
+from dpdist.literature.declared import release_matrix
 
 _NORM = "Largest {} between the matrices of neighbouring data sets, derived on paper; it is not verified."
 _BUDGET = {

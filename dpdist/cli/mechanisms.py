@@ -10,34 +10,34 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from dpdist._util.text import wrapped
+from dpdist.answers.forecast import forecast_release
 from dpdist.cli.options import LOCAL, STORE, bandwidth_of, cluster_options, grouped, json_option, options
 from dpdist.cli.output import answer
-from dpdist.errors import RefusedError, UsageError
-from dpdist.ingest.registered import open_rows
-from dpdist.ledger.address import absolute
-from dpdist.ledger.ledger import Ledger
-from dpdist.mechanisms.base import IndependentEntries
-from dpdist.mechanisms.registry import MECHANISMS, RECOMMENDED, list_mechanisms
-from dpdist.moment import cost
-from dpdist.moment.histograms import ColumnCounting, grids_of_numbers
-from dpdist.options import RequestOptions
-from dpdist.pca.forecast import forecast_release
-from dpdist.pca.orbit import ORBITS, forecast_orbit
-from dpdist.pipeline.budget import ledger_place
-from dpdist.privacy.guarantee import Neighbours
-from dpdist.release.advice import choice_refused
-from dpdist.release.parse import numbers_from, request_from
-from dpdist.release.request import ReleaseRequest
-from dpdist.release.stages import require_seen
+from dpdist.core.errors import RefusedError, UsageError
+from dpdist.core.ingest.registered import open_rows
+from dpdist.core.ledger.address import absolute
+from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.mechanisms.base import IndependentEntries
+from dpdist.core.mechanisms.registry import MECHANISMS, RECOMMENDED, list_mechanisms
+from dpdist.core.moment import cost
+from dpdist.core.moment.histograms import ColumnCounting, grids_of_numbers
+from dpdist.core.options import RequestOptions
+from dpdist.core.pipeline.budget import ledger_place
+from dpdist.core.privacy.guarantee import Neighbours
+from dpdist.core.release.advice import choice_refused
+from dpdist.core.release.parse import numbers_from, request_from
+from dpdist.core.release.request import ReleaseRequest
+from dpdist.core.release.stages import require_seen
+from dpdist.core.rows.columns import DTYPES
+from dpdist.core.rows.dataset import RowsTable
+from dpdist.core.rows.periods import PeriodicTable, is_periodic, open_periods
+from dpdist.core.rows.schema import Schema
+from dpdist.core.runtime.cluster import Cluster
+from dpdist.core.storage.store import AnyStore
+from dpdist.core.text import wrapped
+from dpdist.literature.orbit_forecast import ORBITS, forecast_orbit
 from dpdist.report import text
 from dpdist.report.figures import draw_forecast
-from dpdist.rows.columns import DTYPES
-from dpdist.rows.dataset import RowsTable
-from dpdist.rows.periods import PeriodicTable, is_periodic, open_periods
-from dpdist.rows.schema import Schema
-from dpdist.runtime.cluster import Cluster
-from dpdist.storage.store import AnyStore
 
 
 @click.command()
@@ -239,7 +239,7 @@ def audit_command(
 ) -> None:  # fmt: skip
     """Attack MECHANISM on synthetic tables and bound its epsilon and delta from below. Charges no ledger."""
     # scipy's distributions are slow to import, and only needed here
-    from dpdist.pipeline import audit  # noqa: PLC0415
+    from dpdist.literature import audit  # noqa: PLC0415
     from dpdist.report.figures import draw_profile  # noqa: PLC0415
 
     request = request_from(msgspec.structs.replace(request_options, mechanism=mechanism))

@@ -16,15 +16,13 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import click
 import msgspec
 
-from dpdist._util.paths import is_address
-from dpdist._util.text import AMOUNTS, listed
 from dpdist.cli.output import BARS, VERBOSITY
-from dpdist.errors import UsageError
-from dpdist.ingest.remote import location_of
-from dpdist.ledger.address import LedgerAddress, address_of
-from dpdist.ledger.ledger import Ledger
-from dpdist.naming import COMMAND_LINE, SPELLINGS, naming
-from dpdist.options import (
+from dpdist.core.errors import UsageError
+from dpdist.core.ingest.remote import location_of
+from dpdist.core.ledger.address import LedgerAddress, address_of
+from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.naming import COMMAND_LINE, SPELLINGS, naming
+from dpdist.core.options import (
     CLIP,
     EXPERT,
     PRIVACY,
@@ -38,12 +36,14 @@ from dpdist.options import (
     kinds_of,
     meta_of,
 )
-from dpdist.pipeline.budget import ledger_place
-from dpdist.release.parse import columns_from, options_from
-from dpdist.rows.dataset import RowsTable
-from dpdist.runtime.cluster import Cluster
-from dpdist.runtime.tls import Certificates
-from dpdist.storage.store import AnyStore, store_at
+from dpdist.core.paths import is_address
+from dpdist.core.pipeline.budget import ledger_place
+from dpdist.core.release.parse import columns_from, options_from
+from dpdist.core.rows.dataset import RowsTable
+from dpdist.core.runtime.cluster import Cluster
+from dpdist.core.runtime.tls import Certificates
+from dpdist.core.storage.store import AnyStore, store_at
+from dpdist.core.text import AMOUNTS, listed
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

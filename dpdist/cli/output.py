@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 import click
 
-from dpdist._util.text import fitted, printable
+from dpdist.core.text import fitted, printable
 
 _NARROWEST, _WIDEST = 4, 36
 _MARGIN = 22
@@ -38,7 +38,7 @@ _LOGGER = logging.getLogger("dpdist")
 
 
 class Bars:
-    """Draws the progress of the library (:mod:`dpdist._util.progress`), one bar at a time."""
+    """Draws the progress of the library (:mod:`dpdist.core.progress`), one bar at a time."""
 
     def __init__(self) -> None:
         self._stack, self._label = ExitStack(), ""

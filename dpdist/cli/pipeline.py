@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dpdist._util.text import NEXT, counted, exactly, rounded_up, wrapped
+from dpdist.answers.bias import clipped_rows
+from dpdist.answers.correlation import correlation
 from dpdist.cli.options import (
     LOCAL,
     SOURCE,
@@ -26,28 +27,27 @@ from dpdist.cli.options import (
     options,
 )
 from dpdist.cli.output import BARS, answer, say, show
-from dpdist.errors import BelowNoiseError, DataError, UsageError
-from dpdist.ledger.address import LedgerAddress
-from dpdist.moment.histograms import NormGrid
-from dpdist.options import PRIVACY, BudgetOptions, IngestOptions, ReleaseOptions, RequestOptions, fields_of
-from dpdist.pca.bias import clipped_rows
-from dpdist.pca.correlation import correlation
-from dpdist.pipeline import clip_norm
-from dpdist.pipeline.budget import ingest_rows
-from dpdist.pipeline.release import combine_releases, release_rows
-from dpdist.privacy.checks import cautions_message
-from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.release.artefact import Release
-from dpdist.release.parse import norms_request_from, request_from
-from dpdist.release.request import ReleaseRequest
+from dpdist.core.errors import BelowNoiseError, DataError, UsageError
+from dpdist.core.ledger.address import LedgerAddress
+from dpdist.core.moment.histograms import NormGrid
+from dpdist.core.options import PRIVACY, BudgetOptions, IngestOptions, ReleaseOptions, RequestOptions, fields_of
+from dpdist.core.pipeline import clip_norm
+from dpdist.core.pipeline.budget import ingest_rows
+from dpdist.core.pipeline.release import combine_releases, release_rows
+from dpdist.core.privacy.checks import cautions_message
+from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.core.release.artefact import Release
+from dpdist.core.release.parse import norms_request_from, request_from
+from dpdist.core.release.request import ReleaseRequest
+from dpdist.core.rows.dataset import RowsTable
+from dpdist.core.rows.units import Owner
+from dpdist.core.runtime.cluster import Cluster
+from dpdist.core.storage.store import AnyStore, store_at
+from dpdist.core.text import NEXT, counted, exactly, rounded_up, wrapped
 from dpdist.report import text
-from dpdist.rows.dataset import RowsTable
-from dpdist.rows.units import Owner
-from dpdist.runtime.cluster import Cluster
-from dpdist.storage.store import AnyStore, store_at
 
 if TYPE_CHECKING:
-    from dpdist.ingest.sources import SourceLocation
+    from dpdist.core.ingest.sources import SourceLocation
 
 _COLUMNS = "Comma-separated names of the columns to keep, in this order."
 _BOUND_OPTIONS = {
@@ -130,7 +130,7 @@ def schema_command(source: SourceLocation, draft: Path | None, ingest_options: I
     the kinds, and fill in ranges and categories, from public knowledge, never from the data. An existing file is not
     replaced.
     """
-    from dpdist.pipeline.sources import draft_schema  # noqa: PLC0415 - its readers are slow to import
+    from dpdist.core.pipeline.sources import draft_schema  # noqa: PLC0415 - its readers are slow to import
 
     header = ingest_options.header
     text = draft_schema(source, header=header)
@@ -173,7 +173,7 @@ def register(
     place and verify it, so it must not change, and must have the same path on every worker. ROWS has all columns of
     SOURCE; to choose columns, ingest it. Existing ROWS of the same SOURCE are left as they are.
     """
-    from dpdist.pipeline.sources import register_rows  # noqa: PLC0415 - its readers are slow to import
+    from dpdist.core.pipeline.sources import register_rows  # noqa: PLC0415 - its readers are slow to import
 
     budget, fresh = ingest_options.budget, not store_at(rows).exists()
     table = register_rows(
@@ -212,7 +212,7 @@ def release_command(
     """
     request, of_file = request_from(request_options), None
     if isinstance(rows, Path) and rows.is_file():
-        from dpdist.pipeline.table import rows_of_file  # noqa: PLC0415 - its readers are slow to import
+        from dpdist.core.pipeline.table import rows_of_file  # noqa: PLC0415 - its readers are slow to import
 
         if ledger is not None:
             raise UsageError("The ledger of a file is next to it. Omit --ledger, or ingest the file first.")

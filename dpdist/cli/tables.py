@@ -13,9 +13,9 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 
-from dpdist.errors import UsageError
-from dpdist.release.artefact import Release
-from dpdist.storage.store import AnyStore, replace_own, store_at
+from dpdist.core.errors import UsageError
+from dpdist.core.release.artefact import Release
+from dpdist.core.storage.store import AnyStore, replace_own, store_at
 
 KINDS = (".csv", ".parquet")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")

@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.base import BaseEstimator
 
-from dpdist._util.html import table
-from dpdist._util.paths import AnyPath
-from dpdist.ledger.address import AnyLedgerAddress
-from dpdist.ledger.in_memory import Budget
-from dpdist.options import ROWS_AT_MOST
-from dpdist.privacy.guarantee import Number
-from dpdist.release.artefact import Release
-from dpdist.runtime.cluster import Cluster
+from dpdist.core.html import table
+from dpdist.core.ledger.address import AnyLedgerAddress
+from dpdist.core.ledger.in_memory import Budget
+from dpdist.core.options import ROWS_AT_MOST
+from dpdist.core.paths import AnyPath
+from dpdist.core.privacy.guarantee import Number
+from dpdist.core.release.artefact import Release
+from dpdist.core.runtime.cluster import Cluster
 
 Matrix = npt.NDArray[np.float64]
 Vector = Sequence[float] | npt.NDArray[np.number]

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from dpdist._util.frames import converted, is_a
-from dpdist._util.text import listed
-from dpdist.errors import DataError
-from dpdist.ingest.readers.base import BEYOND, EXACT
+from dpdist.core.errors import DataError
+from dpdist.core.frames import converted, is_a
+from dpdist.core.ingest.readers.base import BEYOND, EXACT
+from dpdist.core.text import listed
 
 
 class RowsError(DataError, ValueError, TypeError):

@@ -14,19 +14,19 @@ import numpy.typing as npt
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
-from dpdist._util.text import listed
 from dpdist.answers.covariance import below_noise_message, covariance, expanded, no_rows
 from dpdist.answers.design import Partial, partial_correlation
 from dpdist.answers.shrinkage import Shrinkage
 from dpdist.answers.synthetic import synthetic
-from dpdist.errors import BelowNoiseWarning, UsageError
+from dpdist.core.errors import BelowNoiseWarning, UsageError
+from dpdist.core.naming import ESTIMATORS, naming
+from dpdist.core.privacy.guarantee import Neighbours
+from dpdist.core.release.artefact import Release
+from dpdist.core.release.request import Centring, ReleaseRequest
+from dpdist.core.text import listed
 from dpdist.estimators import fit as fits
 from dpdist.estimators.base import Matrix, PrivateEstimator, Shared, with_shared_parameters
 from dpdist.estimators.inputs import rows_in_memory
-from dpdist.naming import ESTIMATORS, naming
-from dpdist.privacy.guarantee import Neighbours
-from dpdist.release.artefact import Release
-from dpdist.release.request import Centring, ReleaseRequest
 
 
 @with_shared_parameters
@@ -89,7 +89,7 @@ class PrivateCovariance(PrivateEstimator):
     References
     ----------
     Dwork, Talwar, Thakurta & Zhang 2014; Balle & Wang 2018; Bun, Allez, Bouchaud & Potters 2016
-    (:mod:`dpdist.answers.shrinkage`). Each mechanism's module has its proof (:mod:`dpdist.mechanisms`).
+    (:mod:`dpdist.answers.shrinkage`). Each mechanism's module has its proof (:mod:`dpdist.core.mechanisms`).
 
     Examples
     --------

@@ -4,7 +4,7 @@ The path of a rows.zarr is released as by ``dpdist release`` and charged to the 
 determined by the dataset and the parameters. Repeating the same fit returns the same bytes at no cost.
 
 Rows in memory have no ledger. They are bounded and summed in the same way, and charged to the register of this process
-(:mod:`dpdist.ledger.in_memory`).
+(:mod:`dpdist.core.ledger.in_memory`).
 """
 
 from __future__ import annotations
@@ -20,37 +20,44 @@ from typing import Any, get_args
 
 import numpy as np
 
-from dpdist._util.frames import converted
-from dpdist._util.paths import text_of
+from dpdist.answers.bias import clipped_rows
 from dpdist.answers.block import require_noise_distribution
-from dpdist.errors import BelowNoiseWarning, ClippedRowsWarning, DataError, PrivacyLeakWarning, RefusedError, UsageError
+from dpdist.core.errors import (
+    BelowNoiseWarning,
+    ClippedRowsWarning,
+    DataError,
+    PrivacyLeakWarning,
+    RefusedError,
+    UsageError,
+)
+from dpdist.core.frames import converted
+from dpdist.core.ingest.registered import open_rows
+from dpdist.core.ledger.address import LedgerAddress, address_of
+from dpdist.core.ledger.in_memory import REGISTER, Budget
+from dpdist.core.mechanisms.info import COMPONENTS, Output
+from dpdist.core.mechanisms.registry import mechanism_named, recommended
+from dpdist.core.moment.histograms import ColumnCounting, grids_of_numbers
+from dpdist.core.moment.operator import MomentMatrix
+from dpdist.core.naming import step
+from dpdist.core.options import ROWS_AT_MOST, Amount, Clip, RequestOptions, Word
+from dpdist.core.paths import text_of
+from dpdist.core.pipeline.release import release_table
+from dpdist.core.privacy import checks
+from dpdist.core.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, neighbours_of
+from dpdist.core.release import archive, stages, trusted
+from dpdist.core.release.advice import blindly_scaled_message, choice_refused
+from dpdist.core.release.artefact import Release, open_release
+from dpdist.core.release.parse import request_from
+from dpdist.core.release.request import Centring, ReleaseRequest
+from dpdist.core.release.stages import require_seen
+from dpdist.core.runtime.checks import forbid_core_dumps
+from dpdist.core.runtime.cluster import chosen
+from dpdist.core.storage.store import AnyStore, Store, store_at
+from dpdist.core.triangle import Band, packed
 from dpdist.estimators.base import PrivateEstimator, Shared
 from dpdist.estimators.in_memory import ArraySum, require_sound
 from dpdist.estimators.inputs import Rows, rows_at, rows_of, set_columns, user_names
 from dpdist.estimators.labels import require_same_columns
-from dpdist.ingest.registered import open_rows
-from dpdist.ledger.address import LedgerAddress, address_of
-from dpdist.ledger.in_memory import REGISTER, Budget
-from dpdist.mechanisms.info import COMPONENTS, Output
-from dpdist.mechanisms.registry import mechanism_named, recommended
-from dpdist.moment.histograms import ColumnCounting, grids_of_numbers
-from dpdist.moment.operator import MomentMatrix
-from dpdist.naming import step
-from dpdist.options import ROWS_AT_MOST, Amount, Clip, RequestOptions, Word
-from dpdist.pca.bias import clipped_rows
-from dpdist.pipeline.release import release_table
-from dpdist.privacy import checks
-from dpdist.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, neighbours_of
-from dpdist.release import archive, stages, trusted
-from dpdist.release.advice import blindly_scaled_message, choice_refused
-from dpdist.release.artefact import Release, open_release
-from dpdist.release.parse import request_from
-from dpdist.release.request import Centring, ReleaseRequest
-from dpdist.release.stages import require_seen
-from dpdist.runtime.checks import forbid_core_dumps
-from dpdist.runtime.cluster import chosen
-from dpdist.storage.store import AnyStore, Store, store_at
-from dpdist.triangle import Band, packed
 
 _NUMBERS = {
     "centre": "centre must be 'none', 'private', a file, one public number per column, or a mapping with `centre` and "

@@ -1,6 +1,6 @@
 """The exact sum over rows in memory, block by block. With one key it has the same integers as a pass over a rows.zarr.
 
-Each part of the rows summed by one thread or task is dithered with its own key (:mod:`dpdist.moment.total`).
+Each part of the rows summed by one thread or task is dithered with its own key (:mod:`dpdist.core.moment.total`).
 
 A block is a NumPy array, or a sparse matrix densified in batches. Besides the integer moment, the sum records what must
 be checked before noise is drawn: whether all values are finite, fingerprints that recognise rows, and sums that detect
@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpdist._util.frames import sum_duplicates
-from dpdist.errors import DataError
-from dpdist.ledger.in_memory import KEPT, Fingerprints
-from dpdist.moment.gram import Arithmetic, gram_sum
-from dpdist.moment.histograms import Counting, Counts
-from dpdist.moment.total import block_rows, key_here, piece_rows
-from dpdist.rows.bounding import COMPILED_VALUES, RowBound
-from dpdist.rows.columns import DTYPES
-from dpdist.rows.dither import DitherKey, Dithers
-from dpdist.triangle import Band, Triangle
+from dpdist.core.errors import DataError
+from dpdist.core.frames import sum_duplicates
+from dpdist.core.ledger.in_memory import KEPT, Fingerprints
+from dpdist.core.moment.gram import Arithmetic, gram_sum
+from dpdist.core.moment.histograms import Counting, Counts
+from dpdist.core.moment.total import block_rows, key_here, piece_rows
+from dpdist.core.rows.bounding import COMPILED_VALUES, RowBound
+from dpdist.core.rows.columns import DTYPES
+from dpdist.core.rows.dither import DitherKey, Dithers
+from dpdist.core.triangle import Band, Triangle
 
 Values = npt.NDArray[np.float64]
 _NARROWEST = 24

@@ -25,26 +25,26 @@ import zarr
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_array, validate_data
 
-from dpdist._util.frames import as_frame, is_a, require_table
-from dpdist._util.parallel import available_cores, threaded
-from dpdist._util.text import listed
-from dpdist.errors import DataError
+from dpdist.core.errors import DataError
+from dpdist.core.frames import as_frame, is_a, require_table
+from dpdist.core.ingest.collection import whole_rows
+from dpdist.core.ingest.readers.base import counts_rows, numbered
+from dpdist.core.ingest.readers.chunked import fill_of
+from dpdist.core.ingest.registered import open_rows
+from dpdist.core.moment.histograms import Counting, Counts
+from dpdist.core.moment.total import key_here
+from dpdist.core.parallel import available_cores, threaded
+from dpdist.core.rows.bounding import RowBound
+from dpdist.core.rows.columns import DTYPES
+from dpdist.core.rows.dataset import FORMAT
+from dpdist.core.rows.units import spelled
+from dpdist.core.runtime.checks import forbid_core_dumps
+from dpdist.core.storage.store import Store, store_at
+from dpdist.core.text import listed
+from dpdist.core.triangle import Band
 from dpdist.estimators.checked import RowsError, checked, kind_of, not_numbers, two_dimensions
 from dpdist.estimators.in_memory import MISSING_CURE, ArraySum, BlockSum, RowSum, add_sums, count_block, dense
-from dpdist.ingest.collection import whole_rows
-from dpdist.ingest.labelled import is_labelled, laid_out, layout_of, require_layout
-from dpdist.ingest.readers.base import counts_rows, numbered
-from dpdist.ingest.readers.chunked import fill_of
-from dpdist.ingest.registered import open_rows
-from dpdist.moment.histograms import Counting, Counts
-from dpdist.moment.total import key_here
-from dpdist.rows.bounding import RowBound
-from dpdist.rows.columns import DTYPES
-from dpdist.rows.dataset import FORMAT
-from dpdist.rows.units import spelled
-from dpdist.runtime.checks import forbid_core_dumps
-from dpdist.storage.store import Store, store_at
-from dpdist.triangle import Band
+from dpdist.formats.labelled import is_labelled, laid_out, layout_of, require_layout
 
 Values = npt.NDArray[np.generic]
 Function = Callable[[Any], Any]
@@ -122,7 +122,7 @@ class Rows:
     def _reduced(self, of_block: Function, of_run: Function, add: Callable[[Any, Any], Any], nbytes: int) -> Any:
         """Reduce all rows: the blocks of a Dask array on its workers, other rows in one run per thread."""
         if self.lazy:
-            from dpdist.runtime.collections import reduce_blocks  # noqa: PLC0415 - optional dependency
+            from dpdist.core.runtime.collections import reduce_blocks  # noqa: PLC0415 - optional dependency
 
             return reduce_blocks(whole_rows(self.data), of_block, add, nbytes)
         forbid_core_dumps()

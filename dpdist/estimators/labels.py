@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from dpdist._util.frames import is_a
-from dpdist.errors import UsageError
+from dpdist.core.errors import UsageError
+from dpdist.core.frames import is_a
 from dpdist.estimators.inputs import Rows
-from dpdist.ingest.labelled import labels_of, layout_of, require_layout
+from dpdist.formats.labelled import labels_of, layout_of, require_layout
 
 
 def require_same_columns(estimator: Any, data: Any, rows: Rows) -> None:

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpdist._util.text import counted
 from dpdist.answers.captured import Captured, captured
-from dpdist.errors import UsageError
+from dpdist.answers.components import Components
+from dpdist.core.errors import UsageError
+from dpdist.core.naming import parameter
+from dpdist.core.text import counted
 from dpdist.estimators.base import Matrix
-from dpdist.naming import parameter
-from dpdist.pca.components import Components
 
 _LARGER = "Use a larger epsilon or more rows."
 

@@ -7,22 +7,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpdist._util.frames import as_frame, is_a, require_table
-from dpdist._util.paths import text_of
-from dpdist._util.text import counted, listed
-from dpdist.errors import DataError, UsageError
+from dpdist.core.errors import DataError, UsageError
+from dpdist.core.frames import as_frame, is_a, require_table
+from dpdist.core.ingest.readers.base import counts_rows
+from dpdist.core.naming import ESTIMATORS, naming, parameter
+from dpdist.core.paths import text_of
+from dpdist.core.pipeline.table import rows_of_file
+from dpdist.core.privacy.guarantee import Neighbours, Number, PrivacyLoss, neighbours_of
+from dpdist.core.rows.automatic import TextColumns, require_owner, rows_are, schema_of_numbers
+from dpdist.core.rows.encoding import UnfitError, columns_of, is_text, types_of
+from dpdist.core.rows.schema import Schema
+from dpdist.core.rows.units import Owner
+from dpdist.core.text import counted, listed
 from dpdist.estimators.fit import request_of
 from dpdist.estimators.inputs import rows_of
 from dpdist.estimators.pca import PrivatePCA
-from dpdist.ingest.labelled import is_labelled, laid_out, names_beside
-from dpdist.ingest.readers.base import counts_rows
-from dpdist.naming import ESTIMATORS, naming, parameter
-from dpdist.pipeline.table import rows_of_file
-from dpdist.privacy.guarantee import Neighbours, Number, PrivacyLoss, neighbours_of
-from dpdist.rows.automatic import TextColumns, require_owner, rows_are, schema_of_numbers
-from dpdist.rows.encoding import UnfitError, columns_of, is_text, types_of
-from dpdist.rows.schema import Schema
-from dpdist.rows.units import Owner
+from dpdist.formats.labelled import is_labelled, laid_out, names_beside
 
 
 def private_pca(

@@ -13,25 +13,25 @@ import numpy.typing as npt
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
+from dpdist.answers.alignment import Alignment, alignment, components_above_noise, require_noise_distribution
 from dpdist.answers.captured import WIDE, captured, components_with_share
-from dpdist.errors import BelowNoiseError, BelowNoiseWarning, DataError, UsageError
+from dpdist.answers.components import Components, components, total_variance
+from dpdist.answers.correlation import Correlation, require_correlated
+from dpdist.answers.correlation import correlation as correlation_of
+from dpdist.core.errors import BelowNoiseError, BelowNoiseWarning, DataError, UsageError
+from dpdist.core.ingest.registered import open_rows
+from dpdist.core.naming import ESTIMATORS, naming, parameter, step
+from dpdist.core.pipeline.components import components_of
+from dpdist.core.pipeline.projection import Projector, scores_in_memory
+from dpdist.core.release.artefact import Release, open_release
+from dpdist.core.release.request import ReleaseRequest
+from dpdist.core.runtime.cluster import Cluster
 from dpdist.estimators import fit as fits
 from dpdist.estimators import likelihood
 from dpdist.estimators.base import Matrix, PrivateEstimator, Shared, with_shared_parameters
 from dpdist.estimators.in_memory import with_centre
 from dpdist.estimators.inputs import rows_at, rows_in_memory, rows_of, scores_rows
-from dpdist.ingest.labelled import relabelled
-from dpdist.ingest.registered import open_rows
-from dpdist.naming import ESTIMATORS, naming, parameter, step
-from dpdist.pca.alignment import Alignment, alignment, components_above_noise, require_noise_distribution
-from dpdist.pca.components import Components, components, total_variance
-from dpdist.pca.correlation import Correlation, require_correlated
-from dpdist.pca.correlation import correlation as correlation_of
-from dpdist.pca.projection import Projector, scores_in_memory
-from dpdist.pipeline.components import components_of
-from dpdist.release.artefact import Release, open_release
-from dpdist.release.request import ReleaseRequest
-from dpdist.runtime.cluster import Cluster
+from dpdist.formats.labelled import relabelled
 
 AUTO = "auto"
 
@@ -78,7 +78,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         divisor is the number of columns not left out.
     explained_variance_ratio_intervals_ : ndarray or None
         (k, 2): intervals of these ratios that account for the noise, with ``correlation=True``
-        (:mod:`dpdist.pca.correlation`); otherwise None.
+        (:mod:`dpdist.answers.correlation`); otherwise None.
     left_out_ : tuple of str
         With ``correlation=True``, names of the columns below the noise. Their loadings are 0.
     score_variances_, score_variance_intervals_ : ndarray or None
@@ -131,7 +131,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
 
     **Rows in memory have no ledger.** A register in this process recognises rows by their values: in copies, in other
     orders, types and chunkings, and as parts of other tables. It does not see releases of other processes, nor rows
-    whose values changed, for example by a scaler (:mod:`dpdist.ledger.in_memory`). A second fit of as many
+    whose values changed, for example by a scaler (:mod:`dpdist.core.ledger.in_memory`). A second fit of as many
     rows, of whatever columns, therefore warns of the joint cost. Charge all fits on the same people to one
     :class:`dpdist.Budget`, which counts every fit whatever its rows, or ingest the rows and fit the path: its ledger is
     durable, and repeating a fit returns the same release at no cost.
@@ -147,7 +147,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
     References
     ----------
     Dwork, Talwar, Thakurta & Zhang 2014; Balle & Wang 2018; Biane 1998 (alignment with the exact components:
-    :mod:`dpdist.pca.overlap`). Each mechanism's module has its proof (:mod:`dpdist.mechanisms`).
+    :mod:`dpdist.answers.overlap`). Each mechanism's module has its proof (:mod:`dpdist.core.mechanisms`).
 
     Examples
     --------
@@ -165,7 +165,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
     dask.array<dpdist-project, shape=(1797, 5), dtype=float64, chunksize=(600, 5), chunktype=numpy.ndarray>
     >>> pca.fit(X)  # doctest: +IGNORE_EXCEPTION_DETAIL
     Traceback (most recent call last):
-    dpdist.errors.RefusedError: Some or all of these rows were released once before in this process. ...
+    dpdist.core.errors.RefusedError: Some or all of these rows were released once before in this process. ...
     >>> PrivatePCA.from_release(pca.release_, n_components=3).components_.shape  # free
     (3, 64)
 

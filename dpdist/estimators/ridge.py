@@ -15,22 +15,22 @@ import numpy.typing as npt
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
-from dpdist._util.frames import converted
-from dpdist._util.text import counted
+from dpdist.answers.bias import clipped_rows
 from dpdist.answers.block import beside, column_indices
 from dpdist.answers.regression import Estimate, Regression, regressions
-from dpdist.errors import BelowNoiseError, BelowNoiseWarning, UsageError
+from dpdist.core.errors import BelowNoiseError, BelowNoiseWarning, UsageError
+from dpdist.core.frames import converted
+from dpdist.core.ingest.registered import open_rows
+from dpdist.core.naming import ESTIMATORS, naming
+from dpdist.core.privacy.guarantee import Neighbours
+from dpdist.core.release.advice import weightless
+from dpdist.core.release.artefact import Release
+from dpdist.core.text import counted
 from dpdist.estimators import fit as fits
 from dpdist.estimators.base import Matrix, PrivateEstimator, Shared, with_shared_parameters
 from dpdist.estimators.checked import RowsError
 from dpdist.estimators.inputs import Rows, rows_at, rows_in_memory, set_columns, user_names
 from dpdist.estimators.targets import Targets, require_same_labels, require_same_rows, targets_of
-from dpdist.ingest.registered import open_rows
-from dpdist.naming import ESTIMATORS, naming
-from dpdist.pca.bias import clipped_rows
-from dpdist.privacy.guarantee import Neighbours
-from dpdist.release.advice import weightless
-from dpdist.release.artefact import Release
 
 Names = str | Sequence[str]
 AUTO = "auto"

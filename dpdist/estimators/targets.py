@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.utils.validation import check_array
 
-from dpdist._util.frames import converted, is_a
-from dpdist._util.text import listed
-from dpdist.errors import DataError
+from dpdist.core.errors import DataError
+from dpdist.core.frames import converted, is_a
+from dpdist.core.ingest.collection import whole_rows
+from dpdist.core.text import listed
 from dpdist.estimators.checked import RowsError
 from dpdist.estimators.in_memory import dense
 from dpdist.estimators.inputs import Rows
-from dpdist.ingest.collection import whole_rows
 
 Values = npt.NDArray[np.float64]
 
@@ -36,7 +36,7 @@ class Targets:
             raise RowsError(f"X and y both have a column named {listed(sorted(both))}. Rename it in y.")
         names = (*rows.column_names, *self.names)
         if rows.lazy:
-            from dpdist.runtime.collections import cut_alike  # noqa: PLC0415 - optional dependency
+            from dpdist.core.runtime.collections import cut_alike  # noqa: PLC0415 - optional dependency
 
             table = whole_rows(rows.data)
             try:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpdist._util.html import table
-from dpdist._util.text import counted, wrapped
-from dpdist.errors import UsageError
-from dpdist.pca.alignment import Alignment, alignment
-from dpdist.pca.bias import clipped_rows
-from dpdist.pca.components import Components, components
-from dpdist.pca.correlation import correlation as correlation_of
-from dpdist.release.advice import blindly_scaled_message
+from dpdist.answers.alignment import Alignment, alignment
+from dpdist.answers.bias import clipped_rows
+from dpdist.answers.components import Components, components
+from dpdist.answers.correlation import correlation as correlation_of
+from dpdist.core.errors import UsageError
+from dpdist.core.html import table
+from dpdist.core.release.advice import blindly_scaled_message
+from dpdist.core.text import counted, wrapped
 from dpdist.report import text
 from dpdist.report.figures import EXTRA, scree
 

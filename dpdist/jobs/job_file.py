@@ -15,27 +15,27 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar, cast
 
-from dpdist._util.paths import AnyPath, is_address, local, read_plain
-from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
-from dpdist.ingest.readers.base import Choices
-from dpdist.ingest.readers.genotypes import Genotypes
-from dpdist.ingest.remote import Remote, location_of
-from dpdist.ingest.sources import SourceLocation
+from dpdist.core.errors import DataError, DpdistError, RefusedError, UsageError
+from dpdist.core.ingest.readers.base import Choices
+from dpdist.core.ingest.remote import Remote, location_of
+from dpdist.core.ingest.sources import SourceLocation
+from dpdist.core.ledger.address import LedgerAddress, address_of
+from dpdist.core.mechanisms.registry import mechanism_named
+from dpdist.core.naming import naming, step
+from dpdist.core.options import ClusterOptions, ReleaseOptions, RequestOptions
+from dpdist.core.paths import AnyPath, is_address, local, read_plain
+from dpdist.core.privacy.guarantee import PrivacyLoss
+from dpdist.core.release.parse import LARGEST_FILE, clip_from, public_numbers, request_from
+from dpdist.core.release.request import ReleaseRequest, share_from
+from dpdist.core.release.series import BAND, Toeplitz, Tree, banded, levels_for, square_root
+from dpdist.core.rows.bounding import RowBound
+from dpdist.core.rows.schema import Schema
+from dpdist.core.rows.units import Unit, unit_from
+from dpdist.core.runtime.cluster import Cluster
+from dpdist.core.runtime.tls import Certificates
+from dpdist.core.storage.store import Store, store_at
+from dpdist.formats.genotypes import Genotypes
 from dpdist.jobs.sections import JOB_FILE, Release, Rows, Sections, mistakes, sections_of, with_standard_spellings
-from dpdist.ledger.address import LedgerAddress, address_of
-from dpdist.mechanisms.registry import mechanism_named
-from dpdist.naming import naming, step
-from dpdist.options import ClusterOptions, ReleaseOptions, RequestOptions
-from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.release.parse import LARGEST_FILE, clip_from, public_numbers, request_from
-from dpdist.release.request import ReleaseRequest, share_from
-from dpdist.release.series import BAND, Toeplitz, Tree, banded, levels_for, square_root
-from dpdist.rows.bounding import RowBound
-from dpdist.rows.schema import Schema
-from dpdist.rows.units import Unit, unit_from
-from dpdist.runtime.cluster import Cluster
-from dpdist.runtime.tls import Certificates
-from dpdist.storage.store import Store, store_at
 
 T = TypeVar("T")
 _NEEDS_PERIODS = (

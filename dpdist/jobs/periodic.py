@@ -7,7 +7,8 @@
     published/total/2026-01-08.zarr         the total up to this period, estimated from all these releases
 
 With ``factorisation = "square-root"`` or ``"banded"`` each release is named after one period and is a weighted sum of
-it and earlier ones (:mod:`dpdist.release.series`). Then only the totals are second moments, and with ``window = 7`` ::
+it and earlier ones (:mod:`dpdist.core.release.series`). Then only the totals are second moments, and with ``window =
+7`` ::
 
     published/window-7/2026-01-08.zarr      the sum of the last 7 periods, or of all if there are fewer
     models/window-7/2026-01-08.zarr         with [pca], its components, next to those of the totals
@@ -28,30 +29,30 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpdist._util.paths import local
-from dpdist._util.progress import steps
-from dpdist.errors import DataError, DpdistError, RefusedError
-from dpdist.ingest.periods import changes, discard, ingest_period, waiting
+from dpdist.answers.alignment import require_noise_distribution
+from dpdist.core.errors import DataError, DpdistError, RefusedError
+from dpdist.core.ingest.periods import changes, discard, ingest_period, waiting
+from dpdist.core.ledger.balance import Balance
+from dpdist.core.ledger.state import State
+from dpdist.core.naming import parameter
+from dpdist.core.paths import local
+from dpdist.core.pipeline import release
+from dpdist.core.pipeline.clip_norm import draw_alone
+from dpdist.core.pipeline.release import Outcome
+from dpdist.core.privacy import checks
+from dpdist.core.privacy.parallel import Charge
+from dpdist.core.progress import steps
+from dpdist.core.release import advice
+from dpdist.core.release.series import Toeplitz
+from dpdist.core.rows.periods import Span
+from dpdist.core.rows.persons import read_excluded
+from dpdist.core.runtime.cluster import Cluster
+from dpdist.core.storage.arrays import attributes_of
+from dpdist.core.storage.atomic import make_public_folder
+from dpdist.core.storage.store import store_at
 from dpdist.jobs.job_file import Job
 from dpdist.jobs.series import Series, open_series, past_horizon, series_guarantee
 from dpdist.jobs.totals import conclude
-from dpdist.ledger.balance import Balance
-from dpdist.ledger.state import State
-from dpdist.naming import parameter
-from dpdist.pca.alignment import require_noise_distribution
-from dpdist.pipeline import release
-from dpdist.pipeline.clip_norm import draw_alone
-from dpdist.pipeline.release import Outcome
-from dpdist.privacy import checks
-from dpdist.privacy.parallel import Charge
-from dpdist.release import advice
-from dpdist.release.series import Toeplitz
-from dpdist.rows.periods import Span
-from dpdist.rows.persons import read_excluded
-from dpdist.runtime.cluster import Cluster
-from dpdist.storage.arrays import attributes_of
-from dpdist.storage.atomic import make_public_folder
-from dpdist.storage.store import store_at
 
 _DRAWN = {State.COMMITTED, State.PUBLISHED, State.ADOPTED}
 

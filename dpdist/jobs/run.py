@@ -7,22 +7,22 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from dpdist._util.progress import Progress
-from dpdist._util.text import counted, listed
-from dpdist.errors import RefusedError, UsageError
-from dpdist.ingest.registered import open_rows
-from dpdist.ingest.sources import SourceLocation
-from dpdist.ingest.write import OMITTED
+from dpdist.answers.alignment import require_noise_distribution
+from dpdist.core.errors import RefusedError, UsageError
+from dpdist.core.ingest.registered import open_rows
+from dpdist.core.ingest.sources import SourceLocation
+from dpdist.core.ingest.write import OMITTED
+from dpdist.core.pipeline import budget, release, sources
+from dpdist.core.pipeline.components import fit_components, project_rows, scores_message
+from dpdist.core.pipeline.release import Outcome
+from dpdist.core.progress import Progress
+from dpdist.core.rows.dataset import RowsTable
+from dpdist.core.rows.units import Unit
+from dpdist.core.storage.atomic import make_once
+from dpdist.core.storage.store import Store, store_at
+from dpdist.core.text import counted, listed
 from dpdist.jobs import periodic
 from dpdist.jobs.job_file import Job
-from dpdist.pca.alignment import require_noise_distribution
-from dpdist.pipeline import budget, release, sources
-from dpdist.pipeline.components import fit_components, project_rows, scores_message
-from dpdist.pipeline.release import Outcome
-from dpdist.rows.dataset import RowsTable
-from dpdist.rows.units import Unit
-from dpdist.storage.atomic import make_once
-from dpdist.storage.store import Store, store_at
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,8 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 from msgspec import Meta, Struct
 
-from dpdist._util.text import has_control
-from dpdist.naming import COMMAND_LINE, SPELLINGS
-from dpdist.options import (
+from dpdist.core.naming import COMMAND_LINE, SPELLINGS
+from dpdist.core.options import (
     FILE,
     FLAG,
     WHOLE,
@@ -35,7 +34,8 @@ from dpdist.options import (
     meta_of,
     option,
 )
-from dpdist.release.series import BAND, LONGEST
+from dpdist.core.release.series import BAND, LONGEST
+from dpdist.core.text import has_control
 
 SCHEMA = Path(__file__).with_name("job.schema.json")
 

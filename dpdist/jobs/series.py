@@ -8,21 +8,21 @@ from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 
-from dpdist._util.paths import local
-from dpdist.errors import RefusedError, UsageError
-from dpdist.ingest.registered import open_rows
+from dpdist.core.errors import RefusedError, UsageError
+from dpdist.core.ingest.registered import open_rows
+from dpdist.core.ledger.address import LedgerAddress
+from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.naming import parameter, step
+from dpdist.core.paths import local
+from dpdist.core.pipeline import budget
+from dpdist.core.privacy import accounting
+from dpdist.core.privacy.guarantee import Guarantee, PrivacyLoss
+from dpdist.core.release.first_scale import FirstScale, FirstScaleRequest
+from dpdist.core.release.request import ReleaseRequest
+from dpdist.core.release.series import Node, PeriodSum, Toeplitz, Tree
+from dpdist.core.rows.periods import PeriodicTable, Span, counted_rows
+from dpdist.core.rows.units import Unit
 from dpdist.jobs.job_file import Job
-from dpdist.ledger.address import LedgerAddress
-from dpdist.ledger.ledger import Ledger
-from dpdist.naming import parameter, step
-from dpdist.pipeline import budget
-from dpdist.privacy import accounting
-from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
-from dpdist.release.first_scale import FirstScale, FirstScaleRequest
-from dpdist.release.request import ReleaseRequest
-from dpdist.release.series import Node, PeriodSum, Toeplitz, Tree
-from dpdist.rows.periods import PeriodicTable, Span, counted_rows
-from dpdist.rows.units import Unit
 
 
 @dataclass(frozen=True)

@@ -11,35 +11,35 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from dpdist._util.paths import local
-from dpdist._util.text import as_json, fields_as_json
-from dpdist.errors import DataError, RefusedError
-from dpdist.ingest.periods import waiting
-from dpdist.ingest.registered import open_rows
+from dpdist.core.errors import DataError, RefusedError
+from dpdist.core.ingest.periods import waiting
+from dpdist.core.ingest.registered import open_rows
+from dpdist.core.ledger.balance import Balance
+from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.ledger.state import Record, State
+from dpdist.core.mechanisms.columns import NAME as SCALES
+from dpdist.core.paths import local
+from dpdist.core.pipeline.budget import ledger_of
+from dpdist.core.pipeline.components import made_from
+from dpdist.core.privacy import checks
+from dpdist.core.privacy.accounting import Left, caps_for
+from dpdist.core.privacy.guarantee import Guarantee, PrivacyLoss
+from dpdist.core.privacy.parallel import Charge, PeriodFilters
+from dpdist.core.release.advice import choice_refused
+from dpdist.core.release.first_scale import shared
+from dpdist.core.release.request import Parts, auto_clip
+from dpdist.core.release.series import Toeplitz
+from dpdist.core.release.trusted import stands_at
+from dpdist.core.rows.dataset import RowsTable
+from dpdist.core.rows.periods import counted_rows, open_periods
+from dpdist.core.rows.units import Unit
+from dpdist.core.storage.atomic import require_folder
+from dpdist.core.storage.store import Store, store_at
+from dpdist.core.text import as_json, fields_as_json
 from dpdist.jobs.job_file import Job
 from dpdist.jobs.run import require_components, require_same_rows
 from dpdist.jobs.series import past_horizon, require_same_unit, series_guarantee, share_of
 from dpdist.jobs.totals import TotalNoise, TotalReads, largest, total_noise, total_reads
-from dpdist.ledger.balance import Balance
-from dpdist.ledger.ledger import Ledger
-from dpdist.ledger.state import Record, State
-from dpdist.mechanisms.columns import NAME as SCALES
-from dpdist.pipeline.budget import ledger_of
-from dpdist.pipeline.components import made_from
-from dpdist.privacy import checks
-from dpdist.privacy.accounting import Left, caps_for
-from dpdist.privacy.guarantee import Guarantee, PrivacyLoss
-from dpdist.privacy.parallel import Charge, PeriodFilters
-from dpdist.release.advice import choice_refused
-from dpdist.release.first_scale import shared
-from dpdist.release.request import Parts, auto_clip
-from dpdist.release.series import Toeplitz
-from dpdist.release.trusted import stands_at
-from dpdist.rows.dataset import RowsTable
-from dpdist.rows.periods import counted_rows, open_periods
-from dpdist.rows.units import Unit
-from dpdist.storage.atomic import require_folder
-from dpdist.storage.store import Store, store_at
 
 
 @dataclass(frozen=True)

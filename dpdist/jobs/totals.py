@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from dpdist._util.paths import local
-from dpdist._util.text import counted
-from dpdist.errors import BelowNoiseError
+from dpdist.core.errors import BelowNoiseError
+from dpdist.core.paths import local
+from dpdist.core.pipeline.components import fit_components
+from dpdist.core.privacy import checks
+from dpdist.core.release.artefact import Release, open_release
+from dpdist.core.release.combine import combined, estimated, last_periods, next_total, write_sum
+from dpdist.core.release.series import Node, PeriodSum, Toeplitz, Tree, total_of, variance_factor
+from dpdist.core.storage.atomic import make_public_folder
+from dpdist.core.text import counted
 from dpdist.jobs.job_file import Job
 from dpdist.jobs.series import Series
-from dpdist.pipeline.components import fit_components
-from dpdist.privacy import checks
-from dpdist.release.artefact import Release, open_release
-from dpdist.release.combine import combined, estimated, last_periods, next_total, write_sum
-from dpdist.release.series import Node, PeriodSum, Toeplitz, Tree, total_of, variance_factor
-from dpdist.storage.atomic import make_public_folder
 
 _ENTRY_BYTES = 8
 

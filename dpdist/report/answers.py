@@ -8,11 +8,11 @@ from decimal import Decimal
 
 from markupsafe import Markup
 
-from dpdist._util.text import counted, listed, wrapped
+from dpdist.answers.bias import clipped_rows, origin_of
 from dpdist.answers.regression import Estimate, Regression
-from dpdist.naming import parameter
-from dpdist.pca.bias import clipped_rows, origin_of
-from dpdist.release.artefact import Release
+from dpdist.core.naming import parameter
+from dpdist.core.release.artefact import Release
+from dpdist.core.text import counted, listed, wrapped
 from dpdist.report.text import aligned
 
 

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
+from dpdist.answers.alignment import Alignment
 from dpdist.answers.covariance import Correlations
 from dpdist.answers.regression import Regression
-from dpdist.pca.alignment import Alignment
-from dpdist.privacy.guarantee import Guarantee
+from dpdist.core.privacy.guarantee import Guarantee
 from dpdist.report.answers import common_power, digits
 from dpdist.report.promise import accuracy, hits, share_up
 

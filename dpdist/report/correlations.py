@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 
+from dpdist.answers.correlation import ABOVE, Correlation, correlation
 from dpdist.answers.covariance import correlations
-from dpdist.errors import BelowNoiseError, UsageError
-from dpdist.pca.correlation import ABOVE, Correlation, correlation
-from dpdist.release.artefact import Release
+from dpdist.core.errors import BelowNoiseError, UsageError
+from dpdist.core.release.artefact import Release
 from dpdist.report.charts import heat
 from dpdist.report.findings import Cells, Table, brief_name, ends_of, minus
 from dpdist.report.plots import circle, loading_heat

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpdist._util.paths import AnyPath, local
-from dpdist.errors import DataError, UsageError, quiet
-from dpdist.pca.alignment import Alignment
-from dpdist.pca.forecast import GOOD, Forecast
-from dpdist.pipeline.audit import Audit
-from dpdist.privacy import audit
-from dpdist.privacy.accounting import gaussian_delta
-from dpdist.privacy.guarantee import MICRO, Guarantee
-from dpdist.storage.atomic import replace_file
+from dpdist.answers.alignment import Alignment
+from dpdist.answers.forecast import GOOD, Forecast
+from dpdist.core.errors import DataError, UsageError, quiet
+from dpdist.core.paths import AnyPath, local
+from dpdist.core.privacy.accounting import gaussian_delta
+from dpdist.core.privacy.guarantee import MICRO, Guarantee
+from dpdist.core.storage.atomic import replace_file
+from dpdist.literature import loss_bounds as audit
+from dpdist.literature.audit import Audit
 
 Components = npt.NDArray[np.float64]
 _PIXEL, _GAP, _LEFT, _TOP = 12, 24, 72, 32

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from markupsafe import Markup, escape
 
-from dpdist._util.text import counted
+from dpdist.answers.alignment import Alignment, Values, alignment
+from dpdist.answers.components import Components, about_mean
 from dpdist.answers.regression import Estimate, Regression, regressions
-from dpdist.errors import BelowNoiseError
-from dpdist.pca.alignment import Alignment, Values, alignment
-from dpdist.pca.components import Components, about_mean
-from dpdist.release.artefact import Release
+from dpdist.core.errors import BelowNoiseError
+from dpdist.core.release.artefact import Release
+from dpdist.core.text import counted
 from dpdist.report.answers import (
     BELOW_NOISE,
     about_intervals,

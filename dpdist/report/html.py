@@ -11,18 +11,19 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from dpdist._util.text import counted, exactly
+from dpdist.answers.alignment import components_above_noise, noise_law
+from dpdist.answers.bias import clipped_rows, rounding
 from dpdist.answers.block import beside, column_indices, source_units
-from dpdist.errors import BelowNoiseError, UsageError
-from dpdist.ledger.ledger import Ledger
-from dpdist.ledger.state import State
-from dpdist.mechanisms.registry import mechanism_named
-from dpdist.pca.alignment import components_above_noise, noise_law
-from dpdist.pca.bias import clipped_rows, rounding
-from dpdist.pca.components import components
-from dpdist.pca.noise_edge import CONFIDENCE
-from dpdist.pipeline.release import stage_words
-from dpdist.release.artefact import Release
+from dpdist.answers.components import components
+from dpdist.answers.noise_edge import CONFIDENCE
+from dpdist.core.errors import BelowNoiseError, UsageError
+from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.ledger.state import State
+from dpdist.core.mechanisms.registry import mechanism_named
+from dpdist.core.pipeline.release import stage_words
+from dpdist.core.release.artefact import Release
+from dpdist.core.storage.store import AnyStore
+from dpdist.core.text import counted, exactly
 from dpdist.report.answers import digits, number
 from dpdist.report.charts import guesses, tests
 from dpdist.report.correlations import heat_of, standardised_of
@@ -30,7 +31,6 @@ from dpdist.report.findings import component_findings, explained_of
 from dpdist.report.page import write_page
 from dpdist.report.promise import drawn_for, require_charged
 from dpdist.report.text import ALIGNED, SURE
-from dpdist.storage.store import AnyStore
 
 _DEFAULT = 10
 _PAST = 50

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from dpdist._util.text import counted, exactly, listed
-from dpdist.ledger.ledger import Ledger
-from dpdist.ledger.state import State
-from dpdist.mechanisms.registry import mechanism_named
-from dpdist.privacy.guarantee import Arithmetic
-from dpdist.release.artefact import Release
+from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.ledger.state import State
+from dpdist.core.mechanisms.registry import mechanism_named
+from dpdist.core.privacy.guarantee import Arithmetic
+from dpdist.core.release.artefact import Release
+from dpdist.core.storage.store import AnyStore
+from dpdist.core.text import counted, exactly, listed
 from dpdist.report.page import write_page
 from dpdist.report.promise import drawn_for, require_charged
-from dpdist.storage.store import AnyStore
 
 _NAMED = 30
 """Largest number of columns that are listed."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from dpdist._util.html import render
-from dpdist._version import __version__
-from dpdist.release.artefact import Release
+from dpdist.core._version import __version__
+from dpdist.core.html import render
+from dpdist.core.release.artefact import Release
+from dpdist.core.storage.store import AnyStore, replace_own, store_at
 from dpdist.report.promise import meaning_of
-from dpdist.storage.store import AnyStore, replace_own, store_at
 
 
 def write_page(release: Release, path: AnyStore, template: str, **values: object) -> None:

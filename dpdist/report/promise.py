@@ -22,12 +22,12 @@ from datetime import UTC, datetime
 from markupsafe import Markup
 from scipy.special import ndtr, ndtri
 
-from dpdist._version import __version__
-from dpdist.errors import UsageError
-from dpdist.ledger.ledger import Ledger
-from dpdist.mechanisms.registry import mechanism_named
-from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
-from dpdist.release.artefact import Heading, Release
+from dpdist.core._version import __version__
+from dpdist.core.errors import UsageError
+from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.mechanisms.registry import mechanism_named
+from dpdist.core.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
+from dpdist.core.release.artefact import Heading, Release
 from dpdist.report.answers import number
 
 _EXPONENT = 700.0

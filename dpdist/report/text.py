@@ -10,19 +10,19 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dpdist._util.text import AMOUNTS, counted, listed, wrapped
-from dpdist.mechanisms.info import MechanismInfo, Output
-from dpdist.moment.cost import INGEST, ClusterCost
-from dpdist.naming import parameter, step
-from dpdist.pca.alignment import SHOWN, Alignment
-from dpdist.pca.bias import ClippedRows, clipped_rows
-from dpdist.pca.correlation import Correlation
-from dpdist.pca.forecast import GOOD, Forecast, Person
-from dpdist.pca.noise_edge import CONFIDENCE
-from dpdist.pca.orbit import FAILURE, OrbitForecast
-from dpdist.privacy.checks import cautions_message
-from dpdist.release.artefact import Release
-from dpdist.release.request import Parts, ReleaseRequest
+from dpdist.answers.alignment import SHOWN, Alignment
+from dpdist.answers.bias import ClippedRows, clipped_rows
+from dpdist.answers.correlation import Correlation
+from dpdist.answers.forecast import GOOD, Forecast, Person
+from dpdist.answers.noise_edge import CONFIDENCE
+from dpdist.core.mechanisms.info import MechanismInfo, Output
+from dpdist.core.moment.cost import INGEST, ClusterCost
+from dpdist.core.naming import parameter, step
+from dpdist.core.privacy.checks import cautions_message
+from dpdist.core.release.artefact import Release
+from dpdist.core.release.request import Parts, ReleaseRequest
+from dpdist.core.text import AMOUNTS, counted, listed, wrapped
+from dpdist.literature.orbit_forecast import FAILURE, OrbitForecast
 
 _FIELDS = ("output", "law", "sensitivity", "claimed", "proved", "arithmetic", "cost", "reference")
 _GAP = "  "

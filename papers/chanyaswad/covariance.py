@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from dpdist import PrivacyLoss, ReleaseRequest
-from dpdist.noise.entropy import SYSTEM
-from dpdist.noise.floats import haar
-from dpdist.pca.eigen import top_eigenpairs
+from dpdist.answers.eigen import top_eigenpairs
+from dpdist.core.noise.entropy import SYSTEM
+from dpdist.core.noise.floats import haar
 from papers.chanyaswad.regression import COARSE, REFERENCES, SKETCH, loss_of, text_of
 from papers.common.answers import (
     PublicMoment,

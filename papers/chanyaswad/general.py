@@ -18,7 +18,7 @@ through its correlation with the other. And a geometric mean is at most the arit
 
     mu² <= sum_ij E_ij² / sqrt(r_i r_j) = tr(A^{-1} D A^{-1} D),
 
-the loss of noise with A on both sides. For rows of ``|v|² <= S`` the module :mod:`dpdist.mechanisms.mvg` bounds that:
+the loss of noise with A on both sides. For rows of ``|v|² <= S`` the module :mod:`dpdist.literature.mvg` bounds that:
 with ``p1 >= p2`` the largest eigenvalues of ``A^{-1}``, ``mu <= S p1`` under add-remove and
 ``mu² <= S² (p1² + p2²)`` under replace-one. Both are attained where Sigma and Psi commute. ∎
 
@@ -38,11 +38,11 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.linalg
 
-from dpdist.errors import UsageError
-from dpdist.noise.entropy import Entropy
-from dpdist.noise.floats import normals
-from dpdist.privacy.accounting import gaussian_sigma
-from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.core.errors import UsageError
+from dpdist.core.noise.entropy import Entropy
+from dpdist.core.noise.floats import normals
+from dpdist.core.privacy.accounting import gaussian_sigma
+from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 from papers.common.data import Floats
 
 

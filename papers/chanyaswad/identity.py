@@ -23,10 +23,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpdist import PrivacyLoss, UsageError
-from dpdist.mechanisms.mvg import precisions
-from dpdist.noise.entropy import SYSTEM
-from dpdist.noise.floats import exponentials, gammas, normals
-from dpdist.privacy.accounting import gaussian_sigma
+from dpdist.core.noise.entropy import SYSTEM
+from dpdist.core.noise.floats import exponentials, gammas, normals
+from dpdist.core.privacy.accounting import gaussian_sigma
+from dpdist.literature.mvg import precisions
 from papers.common.data import Floats
 
 INFORMATIVE = 2
@@ -118,7 +118,7 @@ def theorem_2(
 ) -> float:
     """Return what theorem 2 allows for the product of the norms of the spectra of both inverse covariances, phi².
 
-    For queries of any shape; :func:`dpdist.mechanisms.mvg.published_norm` is the square case, and there the condition
+    For queries of any shape; :func:`dpdist.literature.mvg.published_norm` is the square case, and there the condition
     is derived. zeta is taken with its root, as in the proof and in the authors' code: less noise than as printed.
 
     Parameters

@@ -13,7 +13,7 @@ import math
 import numpy as np
 
 from dpdist import PrivacyLoss
-from dpdist.privacy.guarantee import ATTO, MICRO
+from dpdist.core.privacy.guarantee import ATTO, MICRO
 from papers.chanyaswad.identity import METHODS as IDENTITY
 from papers.chanyaswad.identity import IdentityQuery, theorem_2
 from papers.common.answers import moment_of, private_moment, request_for

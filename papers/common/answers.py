@@ -14,16 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist import Neighbours, PrivacyLoss, RefusedError, ReleaseRequest, RowBound, UsageError
-from dpdist.mechanisms.base import Answer
-from dpdist.mechanisms.info import DeltaUse
-from dpdist.mechanisms.registry import mechanism_named
-from dpdist.moment.gram import gram_sum
-from dpdist.moment.operator import MomentMatrix
-from dpdist.noise.entropy import SYSTEM
-from dpdist.pca.components import captured_variance
-from dpdist.pca.eigen import top_eigenpairs
-from dpdist.rows.dither import DitherKey, Dithers
-from dpdist.triangle import Band, Triangle, unpacked
+from dpdist.answers.components import captured_variance
+from dpdist.answers.eigen import top_eigenpairs
+from dpdist.core.mechanisms.base import Answer
+from dpdist.core.mechanisms.info import DeltaUse
+from dpdist.core.mechanisms.registry import mechanism_named
+from dpdist.core.moment.gram import gram_sum
+from dpdist.core.moment.operator import MomentMatrix
+from dpdist.core.noise.entropy import SYSTEM
+from dpdist.core.rows.dither import DitherKey, Dithers
+from dpdist.core.triangle import Band, Triangle, unpacked
 
 Floats = npt.NDArray[np.float64]
 NOTICE = "evaluation on public data: not private"

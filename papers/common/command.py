@@ -10,7 +10,7 @@ import click
 
 from dpdist import Cluster
 from dpdist.cli.options import cluster_options
-from dpdist.storage.atomic import replace_file
+from dpdist.core.storage.atomic import replace_file
 from papers.common.answers import NOTICE
 
 OUTPUT = Path("paper-results")

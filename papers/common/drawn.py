@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpdist.mechanisms.attack import KnownMoment
-from dpdist.mechanisms.base import Calibrated
-from dpdist.noise.entropy import SYSTEM
-from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.release.artefact import Release
-from dpdist.release.attributes import Coverage
-from dpdist.release.request import Centring, ReleaseRequest
-from dpdist.rows.bounding import RowBound
-from dpdist.rows.dither import DitherKey, Dithers
-from dpdist.triangle import unpacked
+from dpdist.core.mechanisms.base import Calibrated
+from dpdist.core.noise.entropy import SYSTEM
+from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.core.release.artefact import Release
+from dpdist.core.release.attributes import Coverage
+from dpdist.core.release.request import Centring, ReleaseRequest
+from dpdist.core.rows.bounding import RowBound
+from dpdist.core.rows.dither import DitherKey, Dithers
+from dpdist.core.triangle import unpacked
+from dpdist.literature.attack import KnownMoment
 
 Floats = npt.NDArray[np.float64]
 

@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist import UsageError
+from dpdist.answers.alignment import components_above_noise
 from dpdist.answers.block import block_of
 from dpdist.answers.captured import captured
 from dpdist.answers.design import centred_moment, partial_correlation
 from dpdist.answers.regression import regressions
-from dpdist.errors import BelowNoiseError
-from dpdist.pca.alignment import components_above_noise
-from dpdist.release.artefact import Release
+from dpdist.core.errors import BelowNoiseError
+from dpdist.core.release.artefact import Release
 from papers.common.drawn import Drawn
 
 Floats = npt.NDArray[np.float64]

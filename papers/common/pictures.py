@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpdist import UsageError
-from dpdist.storage.atomic import replace_file
+from dpdist.core.storage.atomic import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 
 from dpdist import DataError, UsageError
-from dpdist.errors import BelowNoiseError
-from dpdist.runtime.local import Executor
-from dpdist.storage.atomic import replace_file
+from dpdist.core.errors import BelowNoiseError
+from dpdist.core.runtime.local import Executor
+from dpdist.core.storage.atomic import replace_file
 
 Json = dict[str, Any]
 Function = Callable[[Json, Any], Json]

@@ -62,7 +62,7 @@ def two_sided_norm(size: int, scale: float, failure: float, rounding: float = 0.
     Parameters
     ----------
     size, scale
-        d, and k of :mod:`dpdist.mechanisms.wishart` in any unit.
+        d, and k of :mod:`dpdist.core.mechanisms.wishart` in any unit.
     failure
         beta.
     rounding

@@ -24,9 +24,9 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
 from dpdist import cli
-from dpdist.noise.entropy import SYSTEM
-from dpdist.noise.floats import haar
-from dpdist.pca.eigen import top_eigenpairs
+from dpdist.answers.eigen import top_eigenpairs
+from dpdist.core.noise.entropy import SYSTEM
+from dpdist.core.noise.floats import haar
 from papers.common import data as sets
 from papers.common import pictures, runs
 from papers.common.answers import NOTICE

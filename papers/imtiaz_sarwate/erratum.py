@@ -22,14 +22,15 @@ from typing import Any
 import numpy as np
 
 from dpdist import Neighbours, PrivacyLoss, cli
-from dpdist.mechanisms import attack, registry
-from dpdist.mechanisms.base import Calibrated
-from dpdist.mechanisms.one_sided import CalibratedWishart
-from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.noise.entropy import SYSTEM
-from dpdist.privacy.audit import Count, Finding, implied_delta
-from dpdist.privacy.guarantee import Arithmetic
-from dpdist.privacy.wishart_profile import joining_delta, leaving_delta, replace_one_delta
+from dpdist.core.mechanisms import registry
+from dpdist.core.mechanisms.base import Calibrated
+from dpdist.core.mechanisms.sensitivity import LatticeQuery
+from dpdist.core.noise.entropy import SYSTEM
+from dpdist.core.privacy.guarantee import Arithmetic
+from dpdist.literature import attack
+from dpdist.literature.loss_bounds import Count, Finding, implied_delta
+from dpdist.literature.one_sided import CalibratedWishart
+from dpdist.literature.wishart_profile import joining_delta, leaving_delta, replace_one_delta
 from papers.common import pictures, runs
 from papers.common.command import Asked, experiment
 from papers.common.runs import Json

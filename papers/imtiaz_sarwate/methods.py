@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpdist.noise.entropy import SYSTEM
-from dpdist.noise.floats import haar
-from dpdist.pca.eigen import top_eigenpairs
+from dpdist.answers.eigen import top_eigenpairs
+from dpdist.core.noise.entropy import SYSTEM
+from dpdist.core.noise.floats import haar
 from papers.common.answers import PublicMoment, private_components, request_for
 
 Floats = npt.NDArray[np.float64]

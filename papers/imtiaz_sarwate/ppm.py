@@ -23,12 +23,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist import Neighbours, PrivacyLoss, cli
-from dpdist.mechanisms import registry
-from dpdist.mechanisms.power import CalibratedPower
-from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.noise.entropy import SYSTEM
-from dpdist.noise.floats import haar, normals
-from dpdist.privacy.audit import Count, Finding
+from dpdist.core.mechanisms import registry
+from dpdist.core.mechanisms.sensitivity import LatticeQuery
+from dpdist.core.noise.entropy import SYSTEM
+from dpdist.core.noise.floats import haar, normals
+from dpdist.literature.loss_bounds import Count, Finding
+from dpdist.literature.power import CalibratedPower
 from papers.common import runs
 from papers.common.command import Asked, experiment
 from papers.common.data import Floats

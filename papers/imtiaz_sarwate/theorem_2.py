@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist import RowBound, cli
-from dpdist.pca.eigen import top_eigenpairs
-from dpdist.triangle import rounded
+from dpdist.answers.eigen import top_eigenpairs
+from dpdist.core.triangle import rounded
 from papers.common import pictures, runs, wishart_bounds
 from papers.common.answers import PublicMoment, private_moment, request_for
 from papers.common.command import Asked, experiment

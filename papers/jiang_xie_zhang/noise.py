@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from dpdist import RowBound, cli
-from dpdist.triangle import Triangle
+from dpdist.core.triangle import Triangle
 from papers.common import pictures, runs
 from papers.common.answers import PublicMoment, private_moment, request_for
 from papers.common.command import Asked, experiment

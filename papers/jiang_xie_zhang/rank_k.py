@@ -27,10 +27,10 @@ from typing import Any
 import numpy as np
 
 from dpdist import RowBound, cli
-from dpdist.noise.bingham import bingham
-from dpdist.noise.entropy import SYSTEM
-from dpdist.noise.floats import exponentials, haar
-from dpdist.triangle import rounded
+from dpdist.core.noise.entropy import SYSTEM
+from dpdist.core.noise.floats import exponentials, haar
+from dpdist.core.triangle import rounded
+from dpdist.literature.bingham import bingham
 from papers.common import pictures, runs
 from papers.common.answers import PublicMoment, low_rank, private_components, private_moment, request_for
 from papers.common.command import Asked, experiment

@@ -20,10 +20,10 @@ from typing import Any, cast
 import numpy as np
 
 from dpdist import RowBound, cli
-from dpdist.mechanisms.base import Additive
-from dpdist.noise.entropy import SYSTEM
-from dpdist.pca.eigen import top_eigenpairs
-from dpdist.triangle import rounded, unpacked
+from dpdist.answers.eigen import top_eigenpairs
+from dpdist.core.mechanisms.base import Additive
+from dpdist.core.noise.entropy import SYSTEM
+from dpdist.core.triangle import rounded, unpacked
 from papers.common import pictures, runs
 from papers.common.answers import PublicMoment, private_components, request_for
 from papers.common.command import Asked, experiment

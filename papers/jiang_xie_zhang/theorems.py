@@ -18,8 +18,8 @@ import numpy as np
 from scipy.special import betainc
 
 from dpdist import RowBound, cli
-from dpdist.pca.eigen import top_eigenpairs
-from dpdist.triangle import Triangle
+from dpdist.answers.eigen import top_eigenpairs
+from dpdist.core.triangle import Triangle
 from papers.common import pictures, runs, wishart_bounds
 from papers.common.answers import PublicMoment, private_moment, request_for
 from papers.common.command import Asked, experiment

@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 
 from dpdist import RowBound, UsageError, cli
-from dpdist.mechanisms.orbit import CalibratedLowRankOrbit, CalibratedOrbit
-from dpdist.noise.entropy import SYSTEM
-from dpdist.noise.floats import exponentials
-from dpdist.noise.orbit import hermitian
-from dpdist.pca import orbit
-from dpdist.pca.eigen import top_eigenpairs
-from dpdist.triangle import packed
+from dpdist.answers.eigen import top_eigenpairs
+from dpdist.core.noise.entropy import SYSTEM
+from dpdist.core.noise.floats import exponentials
+from dpdist.core.triangle import packed
+from dpdist.literature import orbit_forecast as orbit
+from dpdist.literature.orbit import CalibratedLowRankOrbit, CalibratedOrbit
+from dpdist.literature.orbit_sampler import hermitian
 from papers.common import pictures, runs
 from papers.common.answers import NOTICE, PublicMoment, private_moment, request_for
 from papers.common.command import Asked, experiment

@@ -1,8 +1,9 @@
 """How many points pack a unitary orbit (theorem 2.7), with constants: the paper leaves them open.
 
-The turns of eigenvectors that give these points are those of the lower bound in :mod:`dpdist.pca.orbit`. The program
-prints both for a projector, and beside them the covering number of lemma 6.3: points farther apart than twice a radius
-are at most as many as balls of this radius that cover the orbit, and the spectral norm is below the Frobenius norm::
+The turns of eigenvectors that give these points are those of the lower bound in
+:mod:`dpdist.literature.orbit_forecast`. The program prints both for a projector, and beside them the covering number of
+lemma 6.3: points farther apart than twice a radius are at most as many as balls of this radius that cover the orbit,
+and the spectral norm is below the Frobenius norm::
 
     python -m papers.mangoubi.packing
 
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist import cli
-from dpdist.pca.orbit import BEND, covering_log_number, turns
+from dpdist.literature.orbit_forecast import BEND, covering_log_number, turns
 from papers.common import runs
 from papers.common.command import Asked, experiment
 from papers.common.runs import Json
@@ -51,9 +52,9 @@ def packing_log_number(spectrum: Floats, distance: float) -> float:
     """Return the logarithm of a number of points of the orbit, pairwise farther apart than a distance (theorem 2.7).
 
     *Proof.* A largest set of subspaces that are pairwise farther apart than s is covered by balls of radius s, so it
-    has at least ``1/volume(s)`` of them; turned into points of the orbit (:class:`dpdist.pca.orbit.Turn`) they are
-    farther apart than ``sqrt 2 gap s``. The best gap is taken. ∎ The paper has an unknown constant in place of the
-    volume.
+    has at least ``1/volume(s)`` of them; turned into points of the orbit
+    (:class:`dpdist.literature.orbit_forecast.Turn`) they are farther apart than ``sqrt 2 gap s``. The best gap is
+    taken. ∎ The paper has an unknown constant in place of the volume.
     """
     found = 0.0
     for turn in turns(spectrum):

@@ -1,6 +1,6 @@
 """The rates of Mangoubi et al. and of Amin et al., without constants and logarithms.
 
-Bounds with constants are those of :mod:`dpdist.pca.orbit`.
+Bounds with constants are those of :mod:`dpdist.literature.orbit_forecast`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Floats = npt.NDArray[np.float64]
 def low_rank_rate(levels: Floats, rank: int, epsilon: float) -> float:
     """Return the rate of theorem 2.3, ``sqrt(k d lambda_1/epsilon) + sqrt(k)/epsilon + |tail|``.
 
-    Without constants and logarithms, unlike :func:`dpdist.pca.orbit.low_rank_bound`.
+    Without constants and logarithms, unlike :func:`dpdist.literature.orbit_forecast.low_rank_bound`.
     """
     tail = math.sqrt(float(levels[rank:] @ levels[rank:]))
     return math.sqrt(rank * levels.size * float(levels[0]) / epsilon) + math.sqrt(rank) / epsilon + tail

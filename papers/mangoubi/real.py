@@ -1,7 +1,7 @@
 """The real orbit, drawn by rejection for small d: what the real part of the unitary orbit's release gives away, or not.
 
 The second moment A is real. So the exponential mechanism could be run on the real orbit, ``H = Q diag(gamma) Q^T`` with
-Q orthogonal, of density proportional to ``exp(alpha tr(A H))``. The proof of :mod:`dpdist.mechanisms.orbit` holds for
+Q orthogonal, of density proportional to ``exp(alpha tr(A H))``. The proof of :mod:`dpdist.literature.orbit` holds for
 it word by word, with the same alpha. It has the exact spectrum, which the real part of the unitary release has not.
 
 **Sampler.** Q is drawn from the invariant measure and accepted with probability ``exp(alpha (tr(A H) - m))``, where
@@ -34,8 +34,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist import cli
-from dpdist.noise.entropy import SYSTEM
-from dpdist.noise.orbit import hermitian
+from dpdist.core.noise.entropy import SYSTEM
+from dpdist.literature.orbit_sampler import hermitian
 from papers.common import runs
 from papers.common.command import Asked, experiment
 from papers.common.runs import Json

@@ -15,11 +15,11 @@ from typing import Any, cast
 import numpy as np
 
 from dpdist import Neighbours, PrivacyLoss, cli
-from dpdist.mechanisms import registry
-from dpdist.mechanisms.base import Additive
-from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.noise.entropy import SYSTEM
-from dpdist.triangle import unpacked
+from dpdist.core.mechanisms import registry
+from dpdist.core.mechanisms.base import Additive
+from dpdist.core.mechanisms.sensitivity import LatticeQuery
+from dpdist.core.noise.entropy import SYSTEM
+from dpdist.core.triangle import unpacked
 from papers.common import runs
 from papers.common.command import Asked, experiment
 from papers.common.runs import Json

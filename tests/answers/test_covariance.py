@@ -13,10 +13,10 @@ from support.tallies import FALSE_ALARM
 from dpdist.answers.covariance import correlations, covariance
 from dpdist.answers.shrinkage import Shrinkage
 from dpdist.answers.synthetic import synthetic
-from dpdist.errors import UsageError
-from dpdist.mechanisms.noise_law import Noise
-from dpdist.privacy.guarantee import Neighbours
-from dpdist.release.request import Centring
+from dpdist.core.errors import UsageError
+from dpdist.core.mechanisms.noise_law import Noise
+from dpdist.core.privacy.guarantee import Neighbours
+from dpdist.core.release.request import Centring
 from papers.common.drawn import Drawn, drawn
 from papers.common.held import covariance_of
 

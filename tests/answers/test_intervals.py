@@ -14,15 +14,15 @@ from sklearn.linear_model import LinearRegression
 from sklearn.pipeline import make_pipeline
 from support.tallies import FALSE_ALARM
 
+from dpdist.answers.alignment import components_above_noise
 from dpdist.answers.captured import captured, components_with_share
+from dpdist.answers.components import components
 from dpdist.answers.design import partial_correlation
 from dpdist.answers.regression import regressions
-from dpdist.errors import BelowNoiseError, UsageError
-from dpdist.mechanisms.noise_law import Noise
-from dpdist.pca.alignment import components_above_noise
-from dpdist.pca.components import components
-from dpdist.privacy.guarantee import Neighbours
-from dpdist.release.request import Centring
+from dpdist.core.errors import BelowNoiseError, UsageError
+from dpdist.core.mechanisms.noise_law import Noise
+from dpdist.core.privacy.guarantee import Neighbours
+from dpdist.core.release.request import Centring
 from papers.common.drawn import Drawn, drawn
 from papers.common.held import KINDS, covariance_of, held
 

@@ -19,17 +19,17 @@ from support.tallies import FALSE_ALARM
 from dpdist import Column, Schema
 from dpdist.answers.block import beside, block_of, column_indices, source_units
 from dpdist.answers.regression import Regression, regressions
-from dpdist.errors import UsageError
+from dpdist.core.errors import UsageError
+from dpdist.core.mechanisms.noise_law import Noise
+from dpdist.core.privacy.guarantee import Neighbours
+from dpdist.core.release import artefact
+from dpdist.core.release.artefact import open_release
+from dpdist.core.release.combine import combined
+from dpdist.core.release.request import Centring
+from dpdist.core.rows.units import Unit
 from dpdist.estimators import PrivateRidge
 from dpdist.estimators.fit import save
-from dpdist.mechanisms.noise_law import Noise
-from dpdist.privacy.guarantee import Neighbours
-from dpdist.release import artefact
-from dpdist.release.artefact import open_release
-from dpdist.release.combine import combined
-from dpdist.release.request import Centring
 from dpdist.report.answers import about_intervals, regression
-from dpdist.rows.units import Unit
 from papers.common.drawn import Drawn, drawn
 from papers.common.held import Found, held
 

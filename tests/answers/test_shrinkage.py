@@ -9,10 +9,10 @@ from scipy.linalg import eigh
 from scipy.optimize import isotonic_regression
 from scipy.stats import wishart
 
+from dpdist.answers.noise_edge import NoiseLaw, law_of
 from dpdist.answers.shrinkage import optimal, optimal_values, tied, within_trace
-from dpdist.errors import UsageError
-from dpdist.mechanisms.noise_law import EdgeKind, Noise
-from dpdist.pca.noise_edge import NoiseLaw, law_of
+from dpdist.core.errors import UsageError
+from dpdist.core.mechanisms.noise_law import EdgeKind, Noise
 
 Matrix = npt.NDArray[np.float64]
 D = 120

@@ -12,11 +12,11 @@ from support.cli_scene import Call
 
 from dpdist import PrivateCovariance, PrivateRidge
 from dpdist.answers.block import beside
+from dpdist.answers.correlation import correlation
 from dpdist.answers.regression import regressions
-from dpdist.errors import BelowNoiseWarning, UsageError
-from dpdist.mechanisms.columns import BEYOND
-from dpdist.pca.correlation import correlation
-from dpdist.release.combine import combined
+from dpdist.core.errors import BelowNoiseWarning, UsageError
+from dpdist.core.mechanisms.columns import BEYOND
+from dpdist.core.release.combine import combined
 from papers.common.drawn import drawn
 
 Floats = npt.NDArray[np.float64]
@@ -52,7 +52,7 @@ def test_no_regression_is_of_it_or_on_it_and_a_sum_of_releases_knows_it_too() ->
 def test_it_is_in_no_correlation_matrix_even_where_chance_lifts_it_above_the_noise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dpdist.pca.correlation.ABOVE", 0.0)  # so that every positive variance is above the noise
+    monkeypatch.setattr("dpdist.answers.correlation.ABOVE", 0.0)  # so that every positive variance is above the noise
     found = correlation(SCENE.release(), 2)
     assert found.left_out == ("stamp",)
     assert (found.components.components[:, 1] == 0).all()

@@ -13,15 +13,15 @@ from faults import worker_environment
 from support.cli_scene import LOSS, Call, assert_nothing_spent, names_in, start, tree
 
 from dpdist import __version__
-from dpdist.ledger.ledger import Ledger
-from dpdist.mechanisms.registry import MECHANISMS, RECOMMENDED
-from dpdist.pipeline import release as release_steps
-from dpdist.runtime.cluster import Cluster
+from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.mechanisms.registry import MECHANISMS, RECOMMENDED
+from dpdist.core.pipeline import release as release_steps
+from dpdist.core.runtime.cluster import Cluster
 
 DEFECT = """
 import sys
 from dpdist import cli
-from dpdist.pipeline import release as release_steps
+from dpdist.core.pipeline import release as release_steps
 
 def broken(task):
     raise RuntimeError("sentinel-73519")

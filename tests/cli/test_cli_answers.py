@@ -22,8 +22,8 @@ from support.samples import SAMPLES
 
 from dpdist import Centring, Neighbours, PrivateCovariance, combine_releases
 from dpdist.cli import cli
-from dpdist.mechanisms.noise_law import Noise
-from dpdist.release.archive import publish
+from dpdist.core.mechanisms.noise_law import Noise
+from dpdist.core.release.archive import publish
 from papers.common.drawn import drawn
 
 LOSS = ("--epsilon", "1", "--delta", "1e-6", "--clip", "4")

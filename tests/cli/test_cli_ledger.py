@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from support.cli_scene import BUDGET, LOSS, Call, tree
 
-from dpdist.ingest.registered import open_rows
-from dpdist.ledger.ledger import Ledger
-from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.release.artefact import open_release
-from dpdist.runtime.cluster import Cluster
+from dpdist.core.ingest.registered import open_rows
+from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.privacy.guarantee import PrivacyLoss
+from dpdist.core.release.artefact import open_release
+from dpdist.core.runtime.cluster import Cluster
 
 
 @pytest.fixture

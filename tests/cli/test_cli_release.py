@@ -12,9 +12,9 @@ from distributed import LocalCluster
 from support.cli_scene import BUDGET, LOSS, ROWS, Call, Said, assert_nothing_spent
 from support.ledgers import losses
 
-from dpdist.ledger.ledger import Ledger
-from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.runtime import cluster, sums
+from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.privacy.guarantee import PrivacyLoss
+from dpdist.core.runtime import cluster, sums
 
 
 def test_a_release_tells_its_guarantee_and_is_charged_once(here: Path, call: Call, scheduler: str) -> None:

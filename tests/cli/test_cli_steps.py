@@ -14,9 +14,9 @@ import pytest
 import zarr
 from support.cli_scene import LOSS, ROWS, Call, names_in, tree
 
-from dpdist.ingest.registered import open_rows
-from dpdist.ledger.ledger import Ledger
-from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.core.ingest.registered import open_rows
+from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.privacy.guarantee import PrivacyLoss
 
 
 def test_ingest_tells_what_it_made(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

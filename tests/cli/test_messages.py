@@ -15,17 +15,17 @@ import zarr
 from support.cli_scene import WHERE, Call
 from support.folders import ROOT
 
-from dpdist._util.text import NEXT, fitted
 from dpdist.cli.output import Bars
-from dpdist.errors import DataError
+from dpdist.core.errors import DataError
+from dpdist.core.mechanisms.registry import MECHANISMS
+from dpdist.core.pipeline.budget import ingest_rows
+from dpdist.core.pipeline.components import fit_components, project_rows
+from dpdist.core.pipeline.release import release_rows
+from dpdist.core.privacy.guarantee import PrivacyLoss
+from dpdist.core.release.request import ReleaseRequest
+from dpdist.core.runtime.cluster import Cluster
+from dpdist.core.text import NEXT, fitted
 from dpdist.estimators import PrivatePCA
-from dpdist.mechanisms.registry import MECHANISMS
-from dpdist.pipeline.budget import ingest_rows
-from dpdist.pipeline.components import fit_components, project_rows
-from dpdist.pipeline.release import release_rows
-from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.release.request import ReleaseRequest
-from dpdist.runtime.cluster import Cluster
 
 
 @pytest.fixture(autouse=True)

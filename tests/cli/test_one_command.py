@@ -15,10 +15,10 @@ from support.cli_scene import Call, tree
 from support.ingest_scene import GENES, write_h5ad
 
 import dpdist
-from dpdist.errors import DataError, RefusedError, UsageError
-from dpdist.ingest import write
-from dpdist.ledger.ledger import Ledger
-from dpdist.pipeline import table as module
+from dpdist.core.errors import DataError, RefusedError, UsageError
+from dpdist.core.ingest import write
+from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.pipeline import table as module
 
 ROWS = 4000
 LOSS = ("--epsilon", "1", "--delta", "1e-6")

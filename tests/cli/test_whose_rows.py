@@ -17,7 +17,7 @@ from support.cli_scene import Call
 
 import dpdist
 from dpdist import Column, Schema
-from dpdist.errors import UsageError
+from dpdist.core.errors import UsageError
 
 ROWS = 4000
 LOSS = ("--epsilon", "1", "--delta", "1e-6")

@@ -16,12 +16,12 @@ from faults.nightly import CLUSTER
 from faults.packages import missing, need
 from faults.waiting import until
 
-from dpdist import errors
-from dpdist.errors import DpdistError, ResumableError
+from dpdist.core import errors
+from dpdist.core.errors import DpdistError, ResumableError
+from dpdist.core.ledger.address import Address
+from dpdist.core.ledger.postgresql import PostgresStorage
+from dpdist.core.runtime.cluster import WORKER_ENVIRONMENT
 from dpdist.jobs.job_file import read_job
-from dpdist.ledger.address import Address
-from dpdist.ledger.postgresql import PostgresStorage
-from dpdist.runtime.cluster import WORKER_ENVIRONMENT
 
 
 def checked(*command: str | Path, text: str | None = None, **environment: str) -> str:

@@ -160,7 +160,7 @@ def test_the_job_runs_one_at_a_time_and_again_only_when_that_may_help() -> None:
     assert job["spec"]["concurrencyPolicy"] == "Forbid"
     (rule,) = job["spec"]["jobTemplate"]["spec"]["podFailurePolicy"]["rules"]
     assert rule["action"] == "FailJob"
-    assert rule["onExitCodes"]["values"] == [1, 2, 3, 4]  # dpdist.errors; 5 is resumable
+    assert rule["onExitCodes"]["values"] == [1, 2, 3, 4]  # dpdist.core.errors; 5 is resumable
     (container,) = pods()["trusted"]["containers"]
     assert rule["onExitCodes"]["containerName"] == container["name"]
 

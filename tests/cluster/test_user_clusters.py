@@ -44,7 +44,7 @@ def test_a_cluster_as_people_make_it_ingests_releases_projects_and_fits(
     frame = dd.from_pandas(pd.DataFrame(ROWS, columns=NAMES), npartitions=5)
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
         made = cluster(stack)
-        patch.setattr("dpdist.rows.dataset._TARGET_CHUNK", 8 * 4 * 300)
+        patch.setattr("dpdist.core.rows.dataset._TARGET_CHUNK", 8 * 4 * 300)
         where = dpdist.Cluster(client=made)
         rows, release = tmp_path / "rows.zarr", tmp_path / "release.zarr"
         with pytest.warns(UserWarning, match="write blocks of your collection"):
@@ -65,8 +65,8 @@ def test_a_cluster_as_people_make_it_ingests_releases_projects_and_fits(
 def test_workers_in_another_folder_and_by_tls_write_where_the_user_said_and_progress_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dpdist.ingest.survey.PIECE", 1000)  # two files are two units
-    monkeypatch.setattr("dpdist.rows.dataset._TARGET_CHUNK", 1000)
+    monkeypatch.setattr("dpdist.core.ingest.survey.PIECE", 1000)  # two files are two units
+    monkeypatch.setattr("dpdist.core.rows.dataset._TARGET_CHUNK", 1000)
     (tmp_path / "parts").mkdir()
     for part in range(2):
         np.save(tmp_path / "parts" / f"{part}.npy", ROWS + part)

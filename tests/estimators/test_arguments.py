@@ -20,7 +20,7 @@ import pytest
 import xarray as xr
 
 import dpdist
-from dpdist.errors import DpdistError, UsageError
+from dpdist.core.errors import DpdistError, UsageError
 from dpdist.estimators.checked import RowsError
 
 CELL = "73519"

@@ -21,12 +21,12 @@ from support.estimator_scene import CLIP, COLUMNS, FORMS, NAMES, ROWS, formed, i
 from support.folders import ROOT
 
 from dpdist import Budget, PrivateCovariance, PrivatePCA, PrivateRidge
-from dpdist.errors import BelowNoiseError, BelowNoiseWarning, DataError, RefusedError, UsageError
+from dpdist.core.errors import BelowNoiseError, BelowNoiseWarning, DataError, RefusedError, UsageError
+from dpdist.core.ledger.in_memory import Register
+from dpdist.core.rows import dataset
+from dpdist.core.rows.rounding import entry_variances
+from dpdist.core.runtime.cluster import Cluster
 from dpdist.estimators import fit
-from dpdist.ledger.in_memory import Register
-from dpdist.rows import dataset
-from dpdist.rows.rounding import entry_variances
-from dpdist.runtime.cluster import Cluster
 
 pytestmark = pytest.mark.filterwarnings("ignore:As many rows were released")
 LOSS: dict[str, Any] = {"epsilon": 1, "delta": 1e-6, "clip": CLIP}

@@ -11,9 +11,9 @@ import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from dpdist import PrivateCovariance, PrivatePCA, PrivateRidge
-from dpdist.pca.components import components
-from dpdist.pca.model import Model
-from dpdist.pipeline.release import Outcome
+from dpdist.answers.components import components
+from dpdist.answers.model import Model
+from dpdist.core.pipeline.release import Outcome
 
 # the checks fit the same rows again and again; one that declared no budget would be refused, as it should
 ASKED: dict[str, Any] = {"epsilon": 1000, "delta": 1e-6, "clip": 100, "budget_epsilon": 10**6, "budget_delta": 0.5}
@@ -34,8 +34,8 @@ TWICE = {"check_fit_idempotent", "check_regressor_data_not_an_array", "check_sup
 
 @parametrize_with_checks(ESTIMATORS)  # type: ignore[untyped-decorator]
 @pytest.mark.filterwarnings(
-    "ignore::dpdist.errors.PrivacyLeakWarning",
-    "ignore::dpdist.errors.ClippedRowsWarning",
+    "ignore::dpdist.core.errors.PrivacyLeakWarning",
+    "ignore::dpdist.core.errors.ClippedRowsWarning",
     "ignore::sklearn.exceptions.SkipTestWarning",
     "ignore:As many rows were released",
 )

@@ -16,12 +16,12 @@ from sklearn.base import clone
 from support.estimator_scene import CLIP, COLUMNS, ROWS, ingested, table
 
 from dpdist import PrivateCovariance, PrivatePCA
-from dpdist.errors import DataError, RefusedError, UsageError
-from dpdist.ledger.in_memory import Register
-from dpdist.pipeline.components import fit_components, project_rows
-from dpdist.release import artefact
-from dpdist.rows import dataset
-from dpdist.runtime.cluster import Cluster
+from dpdist.core.errors import DataError, RefusedError, UsageError
+from dpdist.core.ledger.in_memory import Register
+from dpdist.core.pipeline.components import fit_components, project_rows
+from dpdist.core.release import artefact
+from dpdist.core.rows import dataset
+from dpdist.core.runtime.cluster import Cluster
 
 pytestmark = pytest.mark.filterwarnings("ignore:As many rows were released")
 LOSS: dict[str, Any] = {"epsilon": 1, "delta": 1e-6, "clip": CLIP}

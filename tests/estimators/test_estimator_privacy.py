@@ -19,14 +19,14 @@ from sklearn.preprocessing import StandardScaler, normalize
 from support.estimator_scene import CLIP, COLUMNS, HELD, table
 
 from dpdist import PrivateCovariance, PrivatePCA, PrivateRidge
-from dpdist.errors import BelowNoiseWarning, PrivacyLeakWarning, RefusedError
-from dpdist.ledger.in_memory import Fingerprints, Register
-from dpdist.mechanisms.registry import calibrated
-from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.privacy.accounting import composed_epsilon_micro, fits
-from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.release import combine
-from dpdist.release.artefact import Release
+from dpdist.core.errors import BelowNoiseWarning, PrivacyLeakWarning, RefusedError
+from dpdist.core.ledger.in_memory import Fingerprints, Register
+from dpdist.core.mechanisms.registry import calibrated
+from dpdist.core.mechanisms.sensitivity import LatticeQuery
+from dpdist.core.privacy.accounting import composed_epsilon_micro, fits
+from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.core.release import combine
+from dpdist.core.release.artefact import Release
 
 pytestmark = pytest.mark.filterwarnings("ignore:As many rows were released")
 LOSS: dict[str, Any] = {"epsilon": 1, "delta": 1e-6, "clip": CLIP}

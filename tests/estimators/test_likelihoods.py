@@ -18,8 +18,8 @@ from support.estimator_scene import CLIP, table
 from dpdist import PrivateCovariance, PrivatePCA
 from dpdist.answers.design import partial_correlation
 from dpdist.answers.synthetic import synthetic
-from dpdist.errors import BelowNoiseError, BelowNoiseWarning, DataError, UsageError
-from dpdist.ledger.in_memory import Register
+from dpdist.core.errors import BelowNoiseError, BelowNoiseWarning, DataError, UsageError
+from dpdist.core.ledger.in_memory import Register
 from papers.common.drawn import drawn
 
 pytestmark = pytest.mark.filterwarnings("ignore:As many rows were released")

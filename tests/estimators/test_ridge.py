@@ -18,9 +18,9 @@ from support.estimator_scene import NAMES, formed, ingested
 
 from dpdist import PrivateCovariance, PrivateRidge
 from dpdist.answers.regression import regressions
-from dpdist.errors import BelowNoiseError, BelowNoiseWarning, DataError, UsageError
-from dpdist.ledger.in_memory import Register
-from dpdist.ledger.ledger import Ledger
+from dpdist.core.errors import BelowNoiseError, BelowNoiseWarning, DataError, UsageError
+from dpdist.core.ledger.in_memory import Register
+from dpdist.core.ledger.ledger import Ledger
 from dpdist.report.answers import between
 from dpdist.report.answers import regression as regression_text
 

@@ -20,7 +20,7 @@ import zarr
 
 import dpdist
 from dpdist import Column, PrivateCovariance, PrivatePCA, PrivateRidge, Schema, ingest_rows
-from dpdist.errors import DataError, UsageError
+from dpdist.core.errors import DataError, UsageError
 from dpdist.estimators.checked import RowsError
 
 SECRET = 73519

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpdist import PrivatePCA
-from dpdist.errors import UsageError
+from dpdist.core.errors import UsageError
 
 mpl.use("agg")
 

@@ -24,8 +24,8 @@ import numpy.typing as npt
 from scipy.stats import norm
 
 from dpdist import Guarantee, Neighbours, PrivacyLoss
-from dpdist.privacy.accounting import Filter, caps_for, gaussian_delta, gaussian_sigma
-from dpdist.privacy.guarantee import MICRO, Arithmetic
+from dpdist.core.privacy.accounting import Filter, caps_for, gaussian_delta, gaussian_sigma
+from dpdist.core.privacy.guarantee import MICRO, Arithmetic
 
 Values = npt.NDArray[np.float64]
 BUDGETS = (("1", "1e-6"), ("3", "1e-6"), ("3", "1e-9"), ("1.1", "1e-6"), ("2", "1e-5"))

@@ -26,11 +26,11 @@ TTL = 5
 """Seconds after which the scheduler gives a silent worker up; Dask takes no less."""
 ENVIRONMENT = {"DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": f"{TTL}s"}
 SETTINGS = {
-    "dpdist.runtime.sums.LOST_SECONDS": 4,
-    "dpdist.runtime.sums._POLL_SECONDS": 1,
-    "dpdist.ledger.sqlite.WAIT_SECONDS": TTL,
-    "dpdist.ledger.postgresql.WAIT_SECONDS": TTL,
-    "dpdist.release.transaction._WINNER_SECONDS": TTL,
+    "dpdist.core.runtime.sums.LOST_SECONDS": 4,
+    "dpdist.core.runtime.sums._POLL_SECONDS": 1,
+    "dpdist.core.ledger.sqlite.WAIT_SECONDS": TTL,
+    "dpdist.core.ledger.postgresql.WAIT_SECONDS": TTL,
+    "dpdist.core.release.transaction._WINNER_SECONDS": TTL,
 }
 """A minute's patience, in seconds."""
 WORKERS = ("one", "two", "trusted")

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from dpdist.ledger.address import Address
+from dpdist.core.ledger.address import Address
 from faults import sentinel
 from faults.chaos_cluster import WORKERS
 from faults.chaos_scene import MissedError, Scene, ViolationError

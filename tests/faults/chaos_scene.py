@@ -22,15 +22,15 @@ from pathlib import Path
 
 import numpy as np
 
-from dpdist._util.text import random_token
-from dpdist.errors import DpdistError
-from dpdist.ledger.address import LedgerAddress
-from dpdist.ledger.journal import ORIGIN
-from dpdist.ledger.ledger import Ledger
-from dpdist.pipeline import budget
-from dpdist.privacy import accounting
-from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.release.artefact import open_release
+from dpdist.core.errors import DpdistError
+from dpdist.core.ledger.address import LedgerAddress
+from dpdist.core.ledger.journal import ORIGIN
+from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.pipeline import budget
+from dpdist.core.privacy import accounting
+from dpdist.core.privacy.guarantee import PrivacyLoss
+from dpdist.core.release.artefact import open_release
+from dpdist.core.text import random_token
 from faults import sentinel
 from faults.chaos_cluster import SETTINGS, Cluster
 from faults.forks import Child, Forks

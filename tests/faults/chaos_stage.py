@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from dpdist.ledger.address import Address, LedgerAddress
-from dpdist.rows import dataset
-from dpdist.rows.dataset import created
+from dpdist.core.ledger.address import Address, LedgerAddress
+from dpdist.core.rows import dataset
+from dpdist.core.rows.dataset import created
 from faults import postgres_server, sentinel
 from faults.chaos import Fault
 from faults.chaos_cluster import ENVIRONMENT, WORKERS, Cluster

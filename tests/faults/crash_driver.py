@@ -50,7 +50,7 @@ from faults import imported  # noqa: E402
 from faults.crash_points import points  # noqa: E402
 
 if TYPE_CHECKING:
-    from dpdist.ledger.address import LedgerAddress
+    from dpdist.core.ledger.address import LedgerAddress
 
 PATIENCE = 300.0
 _SIGNALS = {
@@ -70,9 +70,9 @@ def meet_at(barrier: Barrier) -> None:
 
 
 def _reserve(place: LedgerAddress, release_ids: Iterator[str], granted: Callable[[str], object]) -> None:
-    from dpdist.errors import RefusedError
-    from dpdist.ledger.ledger import Ledger
-    from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
+    from dpdist.core.errors import RefusedError
+    from dpdist.core.ledger.ledger import Ledger
+    from dpdist.core.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 
     ledger = Ledger(place)
     dataset_id = ledger.dataset_id
@@ -96,8 +96,8 @@ def reserve_for_ever(place: LedgerAddress, prefix: str, acknowledge: Connection)
 
 def in_bands(height: int, patch: Callable[[Any, str, Any], None] = setattr) -> None:
     """Let every moment be summed in bands of so many rows, and stored in tiles of that side."""
-    from dpdist import triangle
-    from dpdist.pipeline import release
+    from dpdist.core import triangle
+    from dpdist.core.pipeline import release
 
     laid_out = release.layout_of  # type: ignore[attr-defined]
 
@@ -131,8 +131,8 @@ def _act(action: str, marker: Path) -> None:
 
 def run(arguments: Sequence[str]) -> None:
     from dpdist import cli
-    from dpdist._util import interruption
-    from dpdist.runtime.cluster import Cluster
+    from dpdist.core import interruption
+    from dpdist.core.runtime.cluster import Cluster
 
     action, point, marker, cluster, *rest = arguments
     # a test run in the background of a shell ignores interrupts, and so would this process

@@ -74,19 +74,19 @@ def _half_written(path: Path, pieces: Iterable[bytes]) -> None:
 
 def points() -> dict[str, Point]:
     """Return the moments of a release at which something can be made to happen, in their order."""
-    from dpdist.ingest import periods
-    from dpdist.ledger.journal import Transaction
-    from dpdist.ledger.ledger import Ledger
-    from dpdist.ledger.postgresql import PostgresStorage, PostgresTransaction
-    from dpdist.ledger.sqlite import FolderStorage
-    from dpdist.ledger.state_folder import StateFile
-    from dpdist.mechanisms.counts import CalibratedHistogram
-    from dpdist.moment import total
-    from dpdist.pipeline import release
-    from dpdist.release import archive, stages, transaction, trusted
-    from dpdist.rows.chunks import ChunkReader
-    from dpdist.runtime import sums
-    from dpdist.storage import atomic
+    from dpdist.core.ingest import periods
+    from dpdist.core.ledger.journal import Transaction
+    from dpdist.core.ledger.ledger import Ledger
+    from dpdist.core.ledger.postgresql import PostgresStorage, PostgresTransaction
+    from dpdist.core.ledger.sqlite import FolderStorage
+    from dpdist.core.ledger.state_folder import StateFile
+    from dpdist.core.mechanisms.counts import CalibratedHistogram
+    from dpdist.core.moment import total
+    from dpdist.core.pipeline import release
+    from dpdist.core.release import archive, stages, transaction, trusted
+    from dpdist.core.rows.chunks import ChunkReader
+    from dpdist.core.runtime import sums
+    from dpdist.core.storage import atomic
 
     return {
         "before sealing": Point(periods, "seal_rows", after=False),

@@ -6,7 +6,7 @@ from importlib import import_module
 
 _MODULES = (
     *(f"dpdist.cli.{commands}" for commands in ("components", "inspect", "jobs", "ledger", "pipeline")),
-    "dpdist.ingest.write", "dpdist.runtime.cluster", "threadpoolctl", "scipy.optimize", "scipy.sparse.linalg",
+    "dpdist.core.ingest.write", "dpdist.core.runtime.cluster", "threadpoolctl", "scipy.optimize", "scipy.sparse.linalg",
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpdist.ledger.ledger import Ledger
+from dpdist.core.ledger.ledger import Ledger
 from faults.waiting import PATIENCE
 
 CLUSTER = Path(__file__).resolve().parents[2] / "cluster"

@@ -14,14 +14,14 @@ from itertools import combinations
 import numpy as np
 
 from dpdist import PrivacyLoss, ReleaseRequest
+from dpdist.core.mechanisms.gaussian import CalibratedGaussian
+from dpdist.core.noise.entropy import SYSTEM
+from dpdist.core.noise.lattice import rounded_normal
+from dpdist.core.release.series import Toeplitz, Tree, banded, levels_for, square_root
+from dpdist.core.rows.periods import counted_rows
+from dpdist.core.rows.units import Unit
 from dpdist.jobs.series import share_of
-from dpdist.mechanisms.gaussian import CalibratedGaussian
-from dpdist.noise.entropy import SYSTEM
-from dpdist.noise.lattice import rounded_normal
-from dpdist.privacy.audit import Finding, examine_weighted, rejects
-from dpdist.release.series import Toeplitz, Tree, banded, levels_for, square_root
-from dpdist.rows.periods import counted_rows
-from dpdist.rows.units import Unit
+from dpdist.literature.loss_bounds import Finding, examine_weighted, rejects
 
 NIGHTS, MOST = 16, 7
 PLANS: dict[str, Tree | Toeplitz] = {

@@ -1,7 +1,8 @@
 """A process that releases, one step after the other, over the real ledger and the real commit; memory is below them.
 
-What runs is :class:`dpdist.ledger.ledger.Ledger` and :func:`dpdist.release.transaction.commit_once`; only what lies
-below them is replaced, by books and a witness in memory. Other processes may act between any two *steps* of a process:
+What runs is :class:`dpdist.core.ledger.ledger.Ledger` and :func:`dpdist.core.release.transaction.commit_once`; only
+what lies below them is replaced, by books and a witness in memory. Other processes may act between any two *steps* of a
+process:
 
 * each transaction of the journal is one step, since SQLite and PostgreSQL run one at a time. The lock of the witness is
   taken with the step that follows, and released with the step before: both commute with what others do meanwhile;
@@ -31,16 +32,16 @@ from unittest import mock
 
 from msgspec import convert, to_builtins
 
-from dpdist._util.text import canonical
-from dpdist.errors import DpdistError, RefusedError
-from dpdist.ledger import journal
-from dpdist.ledger import ledger as ledgers
-from dpdist.ledger.journal import ALL, Caps, CommittedRelease, Transaction
-from dpdist.ledger.ledger import Ledger
-from dpdist.ledger.state import Part, State, View
-from dpdist.ledger.witness import WitnessRecord
-from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, Neighbours, PrivacyLoss
-from dpdist.release import transaction as releasing
+from dpdist.core.errors import DpdistError, RefusedError
+from dpdist.core.ledger import journal
+from dpdist.core.ledger import ledger as ledgers
+from dpdist.core.ledger.journal import ALL, Caps, CommittedRelease, Transaction
+from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.ledger.state import Part, State, View
+from dpdist.core.ledger.witness import WitnessRecord
+from dpdist.core.privacy.guarantee import MICRO, Arithmetic, Guarantee, Neighbours, PrivacyLoss
+from dpdist.core.release import transaction as releasing
+from dpdist.core.text import canonical
 
 DATASET = "0123456789abcdef" * 2
 LEDGER_ID = "f" * 32

@@ -17,10 +17,10 @@ from hashlib import sha256
 from itertools import pairwise
 from typing import Any
 
-from dpdist._util.text import canonical
-from dpdist.ledger.journal import ORIGIN, _digest
-from dpdist.ledger.state import State
-from dpdist.privacy.guarantee import MICRO
+from dpdist.core.ledger.journal import ORIGIN, _digest
+from dpdist.core.ledger.state import State
+from dpdist.core.privacy.guarantee import MICRO
+from dpdist.core.text import canonical
 from faults import state_machine
 from faults.state_machine import AFTER, NAMES, SECOND, STAGE, Books, Command, Local, Scene, advanced, folded, told
 

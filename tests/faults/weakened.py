@@ -7,13 +7,13 @@ from dataclasses import fields, replace
 from fractions import Fraction
 
 from dpdist import Neighbours, PrivacyLoss
-from dpdist.mechanisms.base import Calibrated, Matrix
-from dpdist.mechanisms.laplace import CalibratedLaplace
-from dpdist.mechanisms.one_sided import CalibratedWishart
-from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.privacy.accounting import gaussian_delta
-from dpdist.privacy.guarantee import MICRO
-from dpdist.privacy.wishart_profile import add_remove_delta, replace_one_delta
+from dpdist.core.mechanisms.base import Calibrated, Matrix
+from dpdist.core.mechanisms.laplace import CalibratedLaplace
+from dpdist.core.mechanisms.sensitivity import LatticeQuery
+from dpdist.core.privacy.accounting import gaussian_delta
+from dpdist.core.privacy.guarantee import MICRO
+from dpdist.literature.one_sided import CalibratedWishart
+from dpdist.literature.wishart_profile import add_remove_delta, replace_one_delta
 
 FACTOR = 1.5
 """By which the noise of a copy is less."""

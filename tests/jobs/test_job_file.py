@@ -15,15 +15,15 @@ from click.testing import CliRunner
 from support.folders import ROOT
 
 from dpdist.cli import cli
-from dpdist.errors import DataError, DpdistError, UsageError
+from dpdist.core.errors import DataError, DpdistError, UsageError
+from dpdist.core.ledger.address import Address
+from dpdist.core.options import Amount, Clip, RequestOptions
+from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.core.release.parse import read_public_centre, request_from
+from dpdist.core.release.request import Centring, ReleaseRequest
+from dpdist.core.runtime.cluster import Cluster
 from dpdist.jobs.job_file import Job, read_job
 from dpdist.jobs.sections import SCHEMA, schema
-from dpdist.ledger.address import Address
-from dpdist.options import Amount, Clip, RequestOptions
-from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.release.parse import read_public_centre, request_from
-from dpdist.release.request import Centring, ReleaseRequest
-from dpdist.runtime.cluster import Cluster
 
 FULL = """
 [rows]

@@ -16,19 +16,19 @@ from faults.nightly import JOB, events
 from support.cli_scene import Call
 
 from dpdist import Schema, open_release
+from dpdist.answers import model as models
 from dpdist.cli import cli
-from dpdist.errors import DataError, DpdistError, RefusedError, UsageError
-from dpdist.ingest import write as ingesting
+from dpdist.core.errors import DataError, DpdistError, RefusedError, UsageError
+from dpdist.core.ingest import write as ingesting
+from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.ledger.state import State
+from dpdist.core.pipeline import budget, release
+from dpdist.core.privacy.guarantee import PrivacyLoss
+from dpdist.core.runtime.cluster import Cluster
+from dpdist.core.storage.store import FolderStore
 from dpdist.jobs import job_file, status, totals
 from dpdist.jobs import run as job_runs
-from dpdist.ledger.ledger import Ledger
-from dpdist.ledger.state import State
-from dpdist.pca import model as models
-from dpdist.pipeline import budget, release
-from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.report.status import preview_message, status_message
-from dpdist.runtime.cluster import Cluster
-from dpdist.storage.store import FolderStore
+from dpdist.jobs.text import preview_message, status_message
 
 PLAIN = """
 [rows]
@@ -247,11 +247,11 @@ def test_a_folder_without_locks_gets_no_ledger_and_is_used_with_one(
     rows = folder / "rows.zarr"
     budget.ingest_rows(folder / "table.npy", rows)
     with monkeypatch.context() as patch:
-        patch.setattr("dpdist.storage.atomic.fcntl.flock", no_locks)
+        patch.setattr("dpdist.core.storage.atomic.fcntl.flock", no_locks)
         with pytest.raises(DataError, match="cannot be locked: No locks available"):
             budget.create_ledger(folder / "rows.ledger", rows, PrivacyLoss.parse("1"))
     budget.create_ledger(folder / "rows.ledger", rows, PrivacyLoss.parse("1"))
-    monkeypatch.setattr("dpdist.storage.atomic.fcntl.flock", no_locks)
+    monkeypatch.setattr("dpdist.core.storage.atomic.fcntl.flock", no_locks)
     assert budget.complete_ingest(rows).ledger_id is not None
 
 

@@ -21,15 +21,15 @@ from faults.nightly import JOB
 from pyarrow import parquet
 from support.nightly_scene import Place
 
-from dpdist.errors import DataError, RefusedError, UsageError
-from dpdist.ingest.registered import open_rows
+from dpdist.core.errors import DataError, RefusedError, UsageError
+from dpdist.core.ingest.registered import open_rows
+from dpdist.core.pipeline import budget
+from dpdist.core.pipeline.release import release_rows
+from dpdist.core.privacy.guarantee import PrivacyLoss
+from dpdist.core.release.artefact import open_release
+from dpdist.core.rows.chunks import SEAL, ChunkReader, sealed_tags
+from dpdist.core.rows.periods import open_periods
 from dpdist.jobs import job_file
-from dpdist.pipeline import budget
-from dpdist.pipeline.release import release_rows
-from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.release.artefact import open_release
-from dpdist.rows.chunks import SEAL, ChunkReader, sealed_tags
-from dpdist.rows.periods import open_periods
 
 
 def test_each_night_releases_the_new_period_and_reads_nothing_else(place: Place, chunks: list[str]) -> None:

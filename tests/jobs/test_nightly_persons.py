@@ -15,21 +15,21 @@ from faults.nightly import JOB
 from support.ledgers import DiedError, dies
 from support.nightly_scene import Place
 
-from dpdist.errors import DataError, RefusedError, UsageError
-from dpdist.ingest import periods as ingest_periods
+from dpdist.core.errors import DataError, RefusedError, UsageError
+from dpdist.core.ingest import periods as ingest_periods
+from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.mechanisms.sensitivity import LatticeQuery
+from dpdist.core.pipeline.inspect import inspect_path
+from dpdist.core.pipeline.release import release_rows
+from dpdist.core.privacy.guarantee import Neighbours
+from dpdist.core.release.artefact import open_release
+from dpdist.core.rows.chunks import ChunkReader
+from dpdist.core.rows.dataset import open_ingested
+from dpdist.core.rows.persons import Watch
+from dpdist.core.rows.units import KeptRows, Numbers, Unit, kept_of_each, named_units
 from dpdist.jobs import job_file
 from dpdist.jobs.series import open_series
-from dpdist.ledger.ledger import Ledger
-from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.pipeline.inspect import inspect_path
-from dpdist.pipeline.release import release_rows
-from dpdist.privacy.guarantee import Neighbours
-from dpdist.release.artefact import open_release
-from dpdist.report.status import preview_message
-from dpdist.rows.chunks import ChunkReader
-from dpdist.rows.dataset import open_ingested
-from dpdist.rows.persons import Watch
-from dpdist.rows.units import KeptRows, Numbers, Unit, kept_of_each, named_units
+from dpdist.jobs.text import preview_message
 
 PERSONS = JOB.replace("periods = true", 'periods = true\nprivacy_unit = "who"\nmax_rows = 2\nmax_periods = 3')
 ALWAYS, STRANGER = 7, 1000

@@ -11,17 +11,17 @@ from faults.nightly import JOB
 from support.ledgers import DiedError, dies
 from support.nightly_scene import Place
 
+from dpdist.answers.model import open_model
+from dpdist.core.ledger.state import Record
+from dpdist.core.mechanisms import columns
+from dpdist.core.mechanisms.columns import NAME
+from dpdist.core.pipeline import release
+from dpdist.core.privacy.accounting import gaussian_sigma
+from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.core.release import histograms
+from dpdist.core.release.artefact import open_release
 from dpdist.jobs import job_file
 from dpdist.jobs.series import open_series
-from dpdist.ledger.state import Record
-from dpdist.mechanisms import columns
-from dpdist.mechanisms.columns import NAME
-from dpdist.pca.model import open_model
-from dpdist.pipeline import release
-from dpdist.privacy.accounting import gaussian_sigma
-from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.release import histograms
-from dpdist.release.artefact import open_release
 
 SCALED = JOB.replace("clip = 8.0", 'clip = "auto"\nscale = "private"\ncentre = "private"')
 WHOLE = PrivacyLoss.parse("1", "1e-6")

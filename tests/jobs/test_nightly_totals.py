@@ -14,22 +14,22 @@ from scipy.stats import chi2
 from support.nightly_scene import Place, noted_chunks, place_in
 from support.tallies import FALSE_ALARM
 
-from dpdist.errors import DataError, RefusedError, UsageError
+from dpdist.answers.alignment import require_alignment
+from dpdist.answers.components import components
+from dpdist.answers.model import open_model
+from dpdist.core.errors import DataError, RefusedError, UsageError
+from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.ledger.state import State
+from dpdist.core.moment.total import MomentTask, key_here, moment_task, partition_moment
+from dpdist.core.privacy.guarantee import PrivacyLoss
+from dpdist.core.release.artefact import open_release
+from dpdist.core.release.combine import combined, write_sum
+from dpdist.core.release.series import Toeplitz, Tree, banded, square_root, variance_factor
+from dpdist.core.rows.bounding import RowBound
+from dpdist.core.triangle import Band
 from dpdist.jobs import job_file, status, totals
 from dpdist.jobs.series import open_series
-from dpdist.ledger.ledger import Ledger
-from dpdist.ledger.state import State
-from dpdist.moment.total import MomentTask, key_here, moment_task, partition_moment
-from dpdist.pca.alignment import require_alignment
-from dpdist.pca.components import components
-from dpdist.pca.model import open_model
-from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.release.artefact import open_release
-from dpdist.release.combine import combined, write_sum
-from dpdist.release.series import Toeplitz, Tree, banded, square_root, variance_factor
-from dpdist.report.status import preview_message, status_message
-from dpdist.rows.bounding import RowBound
-from dpdist.triangle import Band
+from dpdist.jobs.text import preview_message, status_message
 
 LOW, HIGH = float(chi2.ppf(FALSE_ALARM / 2, 6)), float(chi2.isf(FALSE_ALARM / 2, 6))
 

@@ -11,7 +11,7 @@ import pytest
 from support.folders import PUBLIC_DATA
 from support.paper_runs import PNG, run
 
-from dpdist.errors import DataError
+from dpdist.core.errors import DataError
 from papers import genomes
 
 VARIANTS, PEOPLE = 400, 300

@@ -13,9 +13,9 @@ from distributed import Client
 from support.folders import ROOT
 from support.hand import started_by_hand
 
-from dpdist.errors import DataError, PrivacyLeakWarning, UsageError
-from dpdist.runtime.cluster import Cluster
-from dpdist.runtime.local import LocalExecutor
+from dpdist.core.errors import DataError, PrivacyLeakWarning, UsageError
+from dpdist.core.runtime.cluster import Cluster
+from dpdist.core.runtime.local import LocalExecutor
 from papers.common import answers, data, runs
 
 SETTINGS = {"seed": 1}

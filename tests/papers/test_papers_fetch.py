@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 from support.folders import PUBLIC_DATA
 
-from dpdist.errors import DataError
+from dpdist.core.errors import DataError
 from papers.common import fetch
 
 Floats = npt.NDArray[np.float64]

@@ -10,9 +10,9 @@ import pytest
 from support.paper_runs import run
 from support.tallies import FALSE_ALARM
 
-from dpdist.errors import PrivacyLeakWarning
-from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.privacy.guarantee import Neighbours
+from dpdist.core.errors import PrivacyLeakWarning
+from dpdist.core.mechanisms.sensitivity import LatticeQuery
+from dpdist.core.privacy.guarantee import Neighbours
 from papers.common import wishart_bounds
 from papers.common.answers import NOTICE
 from papers.imtiaz_sarwate import classifiers, differences, erratum, figures, methods, pages, ppm, table, theorem_2

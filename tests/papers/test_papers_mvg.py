@@ -15,12 +15,12 @@ from support.folders import ROOT
 from support.paper_runs import run
 from support.tallies import FALSE_ALARM
 
-from dpdist.errors import PrivacyLeakWarning
-from dpdist.mechanisms.mvg import published_norm
-from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.noise.entropy import SYSTEM
-from dpdist.privacy.accounting import gaussian_sigma
-from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.core.errors import PrivacyLeakWarning
+from dpdist.core.mechanisms.sensitivity import LatticeQuery
+from dpdist.core.noise.entropy import SYSTEM
+from dpdist.core.privacy.accounting import gaussian_sigma
+from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.literature.mvg import published_norm
 from papers.chanyaswad import covariance, regression, tasks
 from papers.chanyaswad.general import TwoCovariances, geometric_mean
 from papers.chanyaswad.identity import METHODS, SHARE, IdentityQuery, theorem_2

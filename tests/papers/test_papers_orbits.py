@@ -12,7 +12,7 @@ import pytest
 from support.folders import ROOT
 from support.paper_runs import run
 
-from dpdist.errors import UsageError
+from dpdist.core.errors import UsageError
 from papers.common import answers
 from papers.mangoubi import orbits, real
 

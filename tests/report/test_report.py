@@ -16,25 +16,25 @@ import numpy as np
 import pytest
 from support.releases import drawn_over
 
-from dpdist._util.text import exactly
-from dpdist.errors import BelowNoiseError, UsageError
+from dpdist.answers.alignment import Alignment, Values
+from dpdist.answers.bias import ClippedRows
+from dpdist.answers.correlation import correlation
+from dpdist.core.errors import BelowNoiseError, UsageError
+from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.pipeline import budget
+from dpdist.core.pipeline.release import combine_releases, release_rows
+from dpdist.core.privacy.accounting import gaussian_delta
+from dpdist.core.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
+from dpdist.core.release.artefact import Release, open_release
+from dpdist.core.release.request import ReleaseRequest
+from dpdist.core.rows.units import Unit
+from dpdist.core.text import exactly
 from dpdist.estimators.fit import guarantee_of
-from dpdist.ledger.ledger import Ledger
-from dpdist.pca.alignment import Alignment, Values
-from dpdist.pca.bias import ClippedRows
-from dpdist.pca.correlation import correlation
-from dpdist.pipeline import budget
-from dpdist.pipeline.release import combine_releases, release_rows
-from dpdist.privacy.accounting import gaussian_delta
-from dpdist.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
-from dpdist.release.artefact import Release, open_release
-from dpdist.release.request import ReleaseRequest
 from dpdist.report import findings, officer
 from dpdist.report import text as words_of
 from dpdist.report.charts import spectrum
 from dpdist.report.html import shape_of, write
 from dpdist.report.promise import accuracy, hits
-from dpdist.rows.units import Unit
 from papers.common.drawn import drawn
 
 HOSTILE = "<script>alert('$x$')</script>&\"'"
@@ -64,7 +64,7 @@ def test_the_page_says_what_is_promised_and_what_stands_above_the_noise(tmp_path
     assert said in " ".join(text.split())
     assert "7.39 times" in text  # e²
     assert "Gaussian differential privacy" in text
-    assert "dpdist.mechanisms.gaussian" in text
+    assert "dpdist.core.mechanisms.gaussian" in text
     assert re.search(r"[234] components can be distinguished from noise", text)
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpdist.ledger.ledger import Ledger
-from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.privacy.guarantee import PrivacyLoss
 
 ROWS, COLUMNS = 50, 3
 CHUNKS = 5

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from dpdist.rows.dither import DitherKey
+from dpdist.core.rows.dither import DitherKey
 
 KEY = DitherKey(bytes(range(32)))

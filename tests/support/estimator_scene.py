@@ -15,8 +15,8 @@ import scipy.sparse
 import xarray as xr
 import zarr
 
-from dpdist.pipeline.budget import ingest_rows
-from dpdist.privacy.guarantee import PrivacyLoss
+from dpdist.core.pipeline.budget import ingest_rows
+from dpdist.core.privacy.guarantee import PrivacyLoss
 
 Table = npt.NDArray[Any]
 ROWS, COLUMNS = 300, 7

@@ -25,12 +25,12 @@ import zarr
 from bed_reader import to_bed
 from scipy import sparse
 
-from dpdist.errors import DataError, DpdistError
-from dpdist.ingest.readers.base import Choices
-from dpdist.ingest.survey import Job, Run
-from dpdist.ingest.write import ingest
-from dpdist.pipeline.sources import run_job_task
-from dpdist.storage.store import Store
+from dpdist.core.errors import DataError, DpdistError
+from dpdist.core.ingest.readers.base import Choices
+from dpdist.core.ingest.survey import Job, Run
+from dpdist.core.ingest.write import ingest
+from dpdist.core.pipeline.sources import run_job_task
+from dpdist.core.storage.store import Store
 
 Table = npt.NDArray[Any]
 SECRET = 73519.25

@@ -12,14 +12,14 @@ from typing import Any
 
 from faults.postgres_server import Server
 
-from dpdist._util.text import random_token
-from dpdist.ledger.address import Address, LedgerAddress
-from dpdist.ledger.ledger import Ledger
-from dpdist.ledger.state import Part, State
-from dpdist.mechanisms.gaussian import Gaussian
-from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.pipeline import budget
-from dpdist.privacy.guarantee import MICRO, Arithmetic, Guarantee, Neighbours, PrivacyLoss
+from dpdist.core.ledger.address import Address, LedgerAddress
+from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.ledger.state import Part, State
+from dpdist.core.mechanisms.gaussian import Gaussian
+from dpdist.core.mechanisms.sensitivity import LatticeQuery
+from dpdist.core.pipeline import budget
+from dpdist.core.privacy.guarantee import MICRO, Arithmetic, Guarantee, Neighbours, PrivacyLoss
+from dpdist.core.text import random_token
 
 DATASET = "0123456789abcdef" * 2
 Alteration = Callable[[LedgerAddress], object]

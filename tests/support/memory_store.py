@@ -9,7 +9,7 @@ from obstore.store import MemoryStore as Bucket
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import MemoryStore as ZarrStore
 
-from dpdist.storage.objects import ObjectStore
+from dpdist.core.storage.objects import ObjectStore
 
 BUCKET = Bucket()
 

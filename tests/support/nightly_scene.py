@@ -12,15 +12,15 @@ import numpy.typing as npt
 import pytest
 from faults.nightly import JOB, events
 
-from dpdist.errors import DpdistError, RefusedError
+from dpdist.core.errors import DpdistError, RefusedError
+from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.rows.bounding import RowBound
+from dpdist.core.rows.chunks import ChunkReader
+from dpdist.core.runtime.cluster import Cluster
 from dpdist.jobs import job_file, status
 from dpdist.jobs import run as job_runs
 from dpdist.jobs.periodic import PeriodicOutcome
 from dpdist.jobs.status import Preview
-from dpdist.ledger.ledger import Ledger
-from dpdist.rows.bounding import RowBound
-from dpdist.rows.chunks import ChunkReader
-from dpdist.runtime.cluster import Cluster
 
 
 @dataclass

@@ -11,14 +11,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dpdist.cli import cli
-from dpdist.ingest.registered import open_rows
-from dpdist.ledger.ledger import Ledger
-from dpdist.moment.histograms import NormGrid
-from dpdist.pipeline.budget import create_ledger, default_ledger
-from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.rows.chunks import ChunkReader
-from dpdist.rows.dataset import RowsTable, created
-from dpdist.rows.units import Unit
+from dpdist.core.ingest.registered import open_rows
+from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.moment.histograms import NormGrid
+from dpdist.core.pipeline.budget import create_ledger, default_ledger
+from dpdist.core.privacy.guarantee import PrivacyLoss
+from dpdist.core.rows.chunks import ChunkReader
+from dpdist.core.rows.dataset import RowsTable, created
+from dpdist.core.rows.units import Unit
 
 GRID = NormGrid.parse("1:64:2")
 HALF = Fraction(1, 2)

@@ -10,15 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dpdist.ingest.registered import open_rows
-from dpdist.moment.total import MomentTask, Partial, Value, add_partials, moment_task
-from dpdist.rows import dataset
-from dpdist.rows.bounding import RowBound
-from dpdist.rows.dataset import RowsTable, created, partitions
-from dpdist.rows.dither import DitherKey
-from dpdist.rows.table import Table
-from dpdist.storage.store import AnyStore
-from dpdist.triangle import Band
+from dpdist.core.ingest.registered import open_rows
+from dpdist.core.moment.total import MomentTask, Partial, Value, add_partials, moment_task
+from dpdist.core.rows import dataset
+from dpdist.core.rows.bounding import RowBound
+from dpdist.core.rows.dataset import RowsTable, created, partitions
+from dpdist.core.rows.dither import DitherKey
+from dpdist.core.rows.table import Table
+from dpdist.core.storage.store import AnyStore
+from dpdist.core.triangle import Band
 from support.dithering import KEY
 
 
@@ -53,7 +53,7 @@ def added(partials: Iterable[Partial[Value]]) -> Partial[Value]:
 def integers_of(
     rows: npt.NDArray[Any], bound: RowBound, first_row: int = 0, key: DitherKey = KEY
 ) -> npt.NDArray[np.int64]:
-    """Return finite rows as :mod:`dpdist.rows.dither` defines them, with nothing of the product's but random bits."""
+    """Return finite rows as :mod:`dpdist.core.rows.dither` defines them; only random bits are the product's."""
     drawn = key.drawn(first_row, len(rows), bound.columns)
     first, second = drawn.entries.astype(np.int64) % 256, drawn.entries.astype(np.int64) // 256
     largest = 2**bound.grid_bits

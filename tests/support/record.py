@@ -25,7 +25,7 @@ import zarr
 
 import dpdist
 from dpdist import open_release
-from dpdist.ledger.ledger import Ledger
+from dpdist.core.ledger.ledger import Ledger
 from support.cli_scene import Call
 
 Record = dict[str, Any]

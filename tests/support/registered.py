@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpdist.mechanisms import registry
-from dpdist.mechanisms.info import DeltaUse, Kind, OptionValue
-from dpdist.mechanisms.sensitivity import LatticeQuery
-from dpdist.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.core.mechanisms import registry
+from dpdist.core.mechanisms.info import DeltaUse, Kind, OptionValue
+from dpdist.core.mechanisms.sensitivity import LatticeQuery
+from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 
 NAMES = sorted(registry.MECHANISMS)
 LEAST: dict[Kind, OptionValue] = {Kind.INTEGER: 1, Kind.NUMBERS: (1.0,)}

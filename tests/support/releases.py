@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpdist.ledger.ledger import Ledger
-from dpdist.mechanisms.attack import KnownMoment
-from dpdist.mechanisms.noise_law import Noise
-from dpdist.noise.entropy import SYSTEM
-from dpdist.privacy.guarantee import Guarantee, Neighbours
-from dpdist.release.archive import archived
-from dpdist.release.artefact import Release
-from dpdist.release.request import ReleaseRequest
-from dpdist.rows.bounding import RowBound
-from dpdist.triangle import Band, packed, unpacked
+from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.mechanisms.noise_law import Noise
+from dpdist.core.noise.entropy import SYSTEM
+from dpdist.core.privacy.guarantee import Guarantee, Neighbours
+from dpdist.core.release.archive import archived
+from dpdist.core.release.artefact import Release
+from dpdist.core.release.request import ReleaseRequest
+from dpdist.core.rows.bounding import RowBound
+from dpdist.core.triangle import Band, packed, unpacked
+from dpdist.literature.attack import KnownMoment
 
 
 def assemble(*, answer: npt.NDArray[Any], rows: int, neighbours: Neighbours, **heading: Any) -> Release:

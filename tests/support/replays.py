@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dpdist.noise.entropy import SYSTEM, Words
+from dpdist.core.noise.entropy import SYSTEM, Words
 
 
 class Recording:

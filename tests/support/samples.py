@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpdist.pipeline import release
+from dpdist.core.pipeline import release
 from support.cli_scene import Call
 from support.folders import STORED
+from support.record import fix_random_numbers
 
 SAMPLES = STORED / "golden-1.tar.gz"
 G = ("--delta", "1e-6")
@@ -113,6 +114,7 @@ def record(folder: Path, call: Call) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("DPDIST_STATE_HOME", str(folder / "state"))
+        fix_random_numbers(patch, "samples")  # so that ids stay the same
         _write_sources(folder)
         run("ingest", "table.csv", "rows.zarr", "--header", "yes", *BUDGET)
         for name, options in RELEASES.items():

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from dpdist.noise.entropy import Words
+from dpdist.core.noise.entropy import Words
 
 
 class Scripted:

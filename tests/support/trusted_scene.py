@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpdist._util.paths import local
-from dpdist.ledger.ledger import Ledger
-from dpdist.moment.operator import MomentMatrix
-from dpdist.moment.total import Partial, complete, partition_moment
-from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.release import trusted
-from dpdist.release.artefact import Release, open_release
-from dpdist.release.request import Centring, ReleaseRequest
-from dpdist.release.trusted import MomentTransaction
-from dpdist.rows.bounding import RowBound
-from dpdist.rows.dataset import RowsTable
+from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.moment.operator import MomentMatrix
+from dpdist.core.moment.total import Partial, complete, partition_moment
+from dpdist.core.paths import local
+from dpdist.core.privacy.guarantee import PrivacyLoss
+from dpdist.core.release import trusted
+from dpdist.core.release.artefact import Release, open_release
+from dpdist.core.release.request import Centring, ReleaseRequest
+from dpdist.core.release.trusted import MomentTransaction
+from dpdist.core.rows.bounding import RowBound
+from dpdist.core.rows.dataset import RowsTable
 from support.parts import added, integers_of, parts_of
 from support.releases import content_of
 

@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 from scipy import special
 
-from dpdist.privacy import wishart_profile
+from dpdist.literature import wishart_profile
 
 QUADRATURE_ERROR = 1e-5
 """Relative error allowed to the quadrature; with twice the nodes it moves by 2e-6 at kappa = 1, by 1e-9 from 3 on."""

@@ -18,13 +18,13 @@ from faults.chaos_scene import MissedError, Scene
 from faults.chaos_stage import Stage, staging
 from faults.postgres_server import Server
 
-from dpdist.mechanisms.base import Additive
-from dpdist.moment.total import draw_key
-from dpdist.noise.entropy import SYSTEM
-from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.release.request import ReleaseRequest
-from dpdist.rows.dither import DitherKey, Dithers
-from dpdist.triangle import packed, unpacked
+from dpdist.core.mechanisms.base import Additive
+from dpdist.core.moment.total import draw_key
+from dpdist.core.noise.entropy import SYSTEM
+from dpdist.core.privacy.guarantee import PrivacyLoss
+from dpdist.core.release.request import ReleaseRequest
+from dpdist.core.rows.dither import DitherKey, Dithers
+from dpdist.core.triangle import packed, unpacked
 
 SEARCHED = {"driver killed"}
 """Kinds after which the memory of scheduler and client is searched too; after more in benchmarks/chaos.py."""

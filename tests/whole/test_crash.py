@@ -26,12 +26,12 @@ from faults.waiting import PATIENCE, until
 from support.cli_scene import tree
 from support.ledgers import losses
 
-from dpdist.ledger.ledger import Ledger
-from dpdist.ledger.state import Record, State
-from dpdist.pipeline import budget
-from dpdist.privacy.guarantee import PrivacyLoss
-from dpdist.release.artefact import Release, open_release
-from dpdist.rows.dataset import created
+from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.ledger.state import Record, State
+from dpdist.core.pipeline import budget
+from dpdist.core.privacy.guarantee import PrivacyLoss
+from dpdist.core.release.artefact import Release, open_release
+from dpdist.core.rows.dataset import created
 
 BUDGET, COST = PrivacyLoss.parse("3"), PrivacyLoss.parse("1")
 DRIVER = [sys.executable, crash_driver.__file__]

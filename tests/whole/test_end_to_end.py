@@ -18,7 +18,7 @@ from support.folders import HOW_TO_FETCH, PUBLIC_DATA
 from support.tallies import FALSE_ALARM
 
 from dpdist import PrivacyLoss, ReleaseRequest, ingest_rows, release_rows
-from dpdist.pca.components import captured_variance
+from dpdist.answers.components import captured_variance
 
 SECONDS = 300
 LOSS = PrivacyLoss.parse("1", "1e-6")

@@ -22,7 +22,7 @@ from support.folders import ROOT, unpack
 from support.samples import SAMPLES
 
 import dpdist
-from dpdist.storage.arrays import array_options
+from dpdist.core.storage.arrays import array_options
 
 HOSTILE = ["=1+1", "@x", "a,b", 'q"t', "mass"]
 LOSS: dict[str, Any] = {"epsilon": 50, "delta": 1e-6, "clip": 12}

@@ -28,8 +28,8 @@ from support.samples import DEAD, RELEASES, recorded
 
 import dpdist
 from dpdist import PrivacyLoss, ReleaseRequest, cli, open_model, open_release, open_rows
-from dpdist.ledger.ledger import Ledger
-from dpdist.ledger.state import State
+from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.ledger.state import State
 
 GOLDEN = STORED / "golden"
 NOWHERE = ("--scheduler", "tcp://127.0.0.1:1")

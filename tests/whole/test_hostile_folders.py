@@ -19,11 +19,11 @@ import pytest
 from support.cli_scene import Call
 
 from dpdist import PrivacyLoss, ReleaseRequest, fit_components, ingest_rows, release_rows
-from dpdist.errors import DataError
-from dpdist.ingest.registered import open_rows
-from dpdist.pca.model import open_model
-from dpdist.release.artefact import open_release
-from dpdist.rows.chunks import ChunkReader
+from dpdist.answers.model import open_model
+from dpdist.core.errors import DataError
+from dpdist.core.ingest.registered import open_rows
+from dpdist.core.release.artefact import open_release
+from dpdist.core.rows.chunks import ChunkReader
 
 SECONDS = 60
 OPENED: dict[str, Callable[[Path], object]] = {

@@ -17,7 +17,7 @@ SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 START = """
 import os, signal, sys, threading, time
 from pathlib import Path
-from dpdist._util import interruption
+from dpdist.core import interruption
 interruption.GRACE_SECONDS = 0.5
 interruption.install()
 def strike(number=signal.SIGTERM):
@@ -164,7 +164,7 @@ WAITING = """held = sqlite3.connect("db")
 def test_what_hears_no_signal_is_ended_after_a_while_with_nothing_left(tmp_path: Path, deaf: str) -> None:
     script = f"""
 import multiprocessing, sqlite3, threading
-from dpdist.storage.atomic import scratch, staged
+from dpdist.core.storage.atomic import scratch, staged
 def work():
     child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(100,), daemon=True)
     child.start()
@@ -189,7 +189,7 @@ if __name__ == "__main__":
 
 def test_what_was_just_made_aside_is_removed_even_if_its_owner_never_knew_of_it(ended: Ended, tmp_path: Path) -> None:
     script = """
-from dpdist.storage.atomic import staged
+from dpdist.core.storage.atomic import staged
 def work():
     make = Path.mkdir
     def struck(self, *arguments):
@@ -238,7 +238,7 @@ def test_a_process_that_reads_is_no_second_command(ended: Ended, tmp_path: Path)
     script = f"""
 sys.path.append({str(Path(__file__).parents[1])!r})
 from support.misbehaving import Misbehaving
-from dpdist.ingest.readers.isolated import ReaderProcess
+from dpdist.core.ingest.readers.isolated import ReaderProcess
 def work():
     reading = ReaderProcess(Path.cwd())
     print(os.getpgid(reading.ask(Misbehaving(Path("x")), "process")) != os.getpgid(0))
@@ -252,7 +252,7 @@ run(work)
 def test_what_has_its_place_is_whole_or_not_there(ended: Ended, tmp_path: Path, late: str) -> None:
     """The process is ended from outside the main thread while it moves a folder to its place."""
     script = f"""
-from dpdist.storage.atomic import staged
+from dpdist.core.storage.atomic import staged
 def work():
     rename = Path.rename
     def struck(self, target):

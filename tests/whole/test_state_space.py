@@ -14,12 +14,12 @@ import pytest
 from faults.state_machine import Command
 from faults.state_space import Space, ViolationError
 
-from dpdist.errors import DataError
-from dpdist.ledger import witness
-from dpdist.ledger.journal import Aborted
-from dpdist.ledger.ledger import Ledger
-from dpdist.ledger.state import Part, Record, State, View
-from dpdist.privacy.parallel import PeriodFilters
+from dpdist.core.errors import DataError
+from dpdist.core.ledger import witness
+from dpdist.core.ledger.journal import Aborted
+from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.ledger.state import Part, Record, State, View
+from dpdist.core.privacy.parallel import PeriodFilters
 
 X, Y = Command("x"), Command("y")
 COPY_OF_X = Command("x", 1)

@@ -46,9 +46,9 @@ def patch(owner: Any, name: str, marker: Path, *, after: bool) -> None:
 
 def dask_setup(*_: Any) -> None:
     """Arm the points that are asked for; Dask calls this in a worker that starts."""
-    from dpdist.ledger.ledger import Ledger
-    from dpdist.release import trusted
-    from dpdist.rows.chunks import ChunkReader
+    from dpdist.core.ledger.ledger import Ledger
+    from dpdist.core.release import trusted
+    from dpdist.core.rows.chunks import ChunkReader
 
     places = {
         "reading": functools.partial(patch, ChunkReader, "read", after=False),

@@ -1,1 +1,0 @@
-"""Helpers that all packages use."""

@@ -1,0 +1,270 @@
+"""The share of clipped rows and the error of rounding of a release: post-processing of public numbers.
+
+**Clipping.** Rows longer than C' are clipped to it: the clip norm C, or slightly less to leave room for rounding
+(``RowBound.shortened_norm``). A clipped row adds C'² to the trace of the exact second moment. So the mean squared norm
+over C'², m, is at least the share of clipped rows. The released trace gives m, free of charge, if n is public or was
+released with the mean.
+
+The trace does not show whether rows were clipped or had this norm already: rows about zero may all have the same norm.
+For rows about a centre (14 tables, in their own units and standardised, clipped at 19 quantiles of their norms), the
+middle half of the shares was .2 to .3 where m was .5 to .6, .25 to .4 at .6 to .7, .35 to .54 at .7 to .8 and .5 to .7
+at .8 to .9, and in another table all rows were clipped there. "Perhaps" below refers to these values, for such rows
+only. If m is 1 within the noise, nearly every row has norm C'. A release that chose its clip norm from a histogram of
+the norms gives another bound: the noisy counts from the bin of the clip norm on. If the schema permits no longer row,
+none was clipped.
+
+The noise of the trace has the variance ``d v + d (d - 1) c``. Here v is the variance of a diagonal entry, and c the
+covariance of two of them: 0 for independent entries, and ``v - 2 w`` for a rotation-invariant distribution, with w the
+variance of an entry off the diagonal. The larger of the two is used.
+
+**Rounding.** :mod:`dpdist.core.rows.rounding` derives its distribution for rows rounded without bias.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from dpdist.answers.noise_edge import CONFIDENCE, law_of
+from dpdist.core.mechanisms.counts import noise_from_json
+from dpdist.core.mechanisms.noise_law import Noise
+from dpdist.core.naming import step
+from dpdist.core.release.artefact import Release
+from dpdist.core.rows.rounding import LARGEST_SHARE, entry_variances, spectral_error
+from dpdist.core.text import listed, rounded_norm
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """The error of rounding, in the units of the components' eigenvalues."""
+
+    grid_bits: int
+    error: float  # bound on the change of an eigenvalue, at confidence 0.95
+    share: float | None  # ``error`` over the edge of the noise at the same confidence; None if the edge is unknown
+    shift: float  # bound on a further common increase of the eigenvalues if n is neither public nor released, else 0
+    variances: tuple[float, float]  # upper bounds for a diagonal and an off-diagonal entry
+
+    def to_json(self) -> dict[str, object]:
+        """Return plain JSON values."""
+        return {
+            "grid_bits": self.grid_bits,
+            "rounding_error": self.error,
+            "rounding_share": self.share,
+            "rounding_shift": self.shift,
+        }
+
+    def describe(self) -> str:
+        """Return one or two sentences."""
+        share = "" if self.share is None else f", {100 * self.share:.2g} % of the noise"
+        message = (
+            f"Rounding to 2^{self.grid_bits} steps changes eigenvalues by at most {self.error:.3g} (confidence "
+            f"{CONFIDENCE:g}){share}."
+        )
+        if self.shift:
+            message += f" As n is private, it also raises all of them by the same amount, at most {self.shift:.3g}."
+        return message
+
+
+def rounding(release: Release) -> Rounding | None:
+    """Return the error of rounding of a release; None if n has no public bound."""
+    bound, count = release.bound, release.row_count
+    rows = release.rows_at_most if count is None else count
+    if release.subspace is not None or rows is None or rows <= 0:
+        return None
+    unit = bound.unit**2 / (count or 1.0)
+    error = spectral_error(rows, bound.columns, bound.grid_bits) * unit
+    law = law_of(release.noise, bound.columns, unit)
+    on, off = entry_variances(rows, bound.grid_bits)
+    return Rounding(
+        grid_bits=bound.grid_bits,
+        error=error,
+        share=None if law is None else error / law.edge_at(CONFIDENCE),
+        shift=rows / 4 * unit if count is None else 0.0,
+        variances=(on * unit**2, off * unit**2),
+    )
+
+
+def warning(release: Release) -> str:
+    """Return a warning if the grid is too coarse for the noise, else an empty string."""
+    error = rounding(release)
+    return "" if error is None or error.share is None or error.share <= LARGEST_SHARE else f" {error.describe()}"
+
+
+_FAR = 3.0
+"""Standard deviations that bound the noise of the trace with probability 0.998, if it is nearly normal."""
+_GUESSES = {0.5: "perhaps a quarter", 0.6: "perhaps a third", 0.75: "perhaps half", 0.8: "perhaps most"}
+"""Share of clipped rows about a centre, by the least mean squared norm over C'²."""
+_WARN_FROM = 0.6
+"""Mean squared norm over C'² that causes a warning, as a third of the rows may be longer."""
+_MOSTLY = 0.9
+"""The same for rows about zero, most of which may have been clipped."""
+_LARGEST_ERROR = 0.05
+"""Relative error of the trace above which it is near ``n C²`` for any rows, so no conclusion is drawn."""
+
+
+@dataclass(frozen=True)
+class ClippedRows:
+    """The norms of the rows, as known from a release."""
+
+    norm: float  # C', in the units of the shifted and scaled rows
+    share: float | None  # mean squared norm of the clipped rows over C'², as released; None if unknown
+    error: float | None  # bound on the error of the share, with probability 0.998
+    most: float | None = None  # bound on the share of longer rows, by the trace or (probability 0.977) the histogram
+    longest: float | None = None  # largest norm permitted by the schema, if at most C'
+    centred: bool = False  # whether rows were shifted by a centre before clipping
+    dropping: tuple[str, ...] = ()  # columns whose missing values replace the row by the centre
+    centring: bool = False  # missing cells count as the centre
+    about: str = ""  # what the values are about if neither a mean nor a centre is known
+
+    @property
+    def nearly_all(self) -> bool | None:
+        """Whether nearly every bounded row has the clip norm; None if unknown."""
+        if self.share is None or self.error is None or self.error > _LARGEST_ERROR:
+            return None
+        return self.share >= 1 - self.error
+
+    @property
+    def guess(self) -> str:
+        """The share of rows about a centre that perhaps were clipped, as text; empty if few."""
+        if not self.centred or self.longest is not None or self.share is None or self.error is None:
+            return ""
+        least = self.share - (self.error if self.error > _LARGEST_ERROR else 0)
+        return ([""] + [text for share, text in _GUESSES.items() if least >= share])[-1]
+
+    @property
+    def clipped(self) -> str:
+        """What is known of the share of clipped rows, as part of a sentence."""
+        if self.longest is not None:
+            return f"none is longer than {rounded_norm(self.longest)}"
+        if self.nearly_all:
+            return "nearly all were"
+        if self.guess:
+            return f"{self.guess} of them" + (self._bound and f", {self._bound}")
+        if self.most is None:
+            return "how many is unknown"
+        return f"{self._bound or 'up to all'} of them"
+
+    @property
+    def _bound(self) -> str:
+        return "" if self.most is None or self.most >= 1 else f"at most {math.ceil(100 * self.most)}%"
+
+    def to_json(self) -> dict[str, object]:
+        """Return plain JSON values."""
+        return {
+            "norm": self.norm,
+            "mean_squared_norm_share": self.share,
+            "error": self.error,
+            "nearly_all": self.nearly_all,
+            "dropping": list(self.dropping),
+            "warning": self.warning(),
+            "longer_at_most": 0.0 if self.longest is not None else self.most,
+        }
+
+    def warning(self) -> str:
+        """Return a warning if perhaps a third of the rows or more were clipped, else an empty string."""
+        if self.share is None or self.error is None or self.longest is not None:
+            return ""
+        if self.nearly_all:
+            return (
+                f"NEARLY EVERY ROW WAS CLIPPED to norm {rounded_norm(self.norm)}, or already had this norm, like "
+                f"normalised rows: the mean squared norm is {100 * self.share:.4g} % of its square, with an error of "
+                f"at most {100 * self.error:.2g} %. Variances of the original rows may be larger by any factor. Choose "
+                f"the clip norm privately ({step('bound')}) and release again."
+            )
+        few = self.most is not None and self.most < 1 / 3
+        if not self.centred and not few and self.error <= _LARGEST_ERROR and self.share - self.error >= _MOSTLY:
+            return (
+                f"Most rows may have been clipped to norm {rounded_norm(self.norm)}, or are nearly as long: the mean "
+                f"squared norm is {100 * self.share:.3g} % of its square. If they were clipped, slopes, correlations "
+                f"and components of the original rows may be outside the intervals. A larger clip norm would show "
+                f"which ({step('bound')})."
+            )
+        if not self.guess or few or self.share - self.error < _WARN_FROM:
+            return ""
+        rows = f"{self.guess[0].upper()}{self.guess[1:]} of the rows{self._bound and f', {self._bound},'}"
+        return (
+            f"{rows} were clipped to norm {rounded_norm(self.norm)}. The original rows have larger variances, and "
+            "their slopes and components may be outside the intervals."
+        )
+
+    @property
+    def caveat(self) -> str:
+        """The end of a sentence about intervals: what they do not cover; empty if no row was clipped."""
+        return "" if self.longest is not None else "; that of the rows as they are may be outside"
+
+    def describe(self) -> str:
+        """Return a description of the rows, as part of a sentence with a result."""
+        text = f"of rows clipped to norm {rounded_norm(self.norm)} ({self.clipped})"
+        text += f", about {self.about}, as no mean was released" if self.about else ""
+        text += ", with missing cells at the centre, which weakens correlations and slopes" if self.centring else ""
+        return f"{text}, with rows without {listed(self.dropping)} replaced by the centre" if self.dropping else text
+
+
+def trace_deviation(noise: Noise, columns: int) -> float:
+    """Return an upper bound on the standard deviation of the trace of the noise, in lattice units."""
+    on, off = noise.variance_diagonal or 0.0, noise.variance_off_diagonal or 0.0
+    return math.sqrt(columns * on + columns * (columns - 1) * max(0.0, on - 2 * off))
+
+
+def clipped_rows(release: Release) -> ClippedRows:
+    """Return the norms of the rows as known from the diagonal of a release."""
+    bound, noise = release.bound, release.noise
+    d, norm = bound.columns, bound.shortened_norm
+    longest, most, centred = _schema_norm(release), _longer_share(release), bound.centre is not None
+    schema = release.schema
+    dropping, centring = ((), False) if schema is None else (schema.dropping, bool(schema.centring))
+    rows = None if release.subspace is not None or release.weights else release.row_count
+    if rows is None or rows <= 0 or noise.variance_diagonal is None:
+        return ClippedRows(norm, None, None, most, longest, centred, dropping, centring, origin_of(release))
+    largest = rows * norm**2
+    trace = float(release.moment_diagonal.sum()) - d * noise.mean_diagonal * bound.unit**2
+    deviation = trace_deviation(noise, d) * bound.unit**2
+    # of 2 x.e + |e|²: rounding has no bias on the trace
+    grid = _FAR * math.sqrt(rows * (4**bound.grid_bits + 3 * d / 16)) * bound.unit**2 / largest
+    if release.rows is None:  # n is an estimate, by the corner of the moment
+        grid += trace / largest * _FAR * _deviation_of_rows(release) / rows
+    share, error = trace / largest, _FAR * deviation / largest + grid
+    by_trace = min(1.0, max(0.0, share + error))
+    return ClippedRows(
+        norm, share, error, by_trace if most is None else min(most, by_trace), longest, centred, dropping, centring,
+        origin_of(release),
+    )  # fmt: skip
+
+
+def origin_of(release: Release) -> str:
+    """Return what a release without a mean and a centre is about; empty if it has one."""
+    if release.bound.constant or release.bound.centre is not None or release.subspace is not None:
+        return ""
+    ranged = release.schema is not None and release.schema.scale == "range"
+    return "the middle of each range" if ranged else "zero"
+
+
+def _deviation_of_rows(release: Release) -> float:
+    """Return the standard deviation of a private n."""
+    constant, variance = release.bound.constant, release.noise.variance_diagonal
+    return math.sqrt(variance) / constant**2 if constant and variance else 0.0
+
+
+def _schema_norm(release: Release) -> float | None:
+    """Return the largest norm permitted by the schema, if it is at most the one that rows are clipped to."""
+    bound, schema = release.bound, release.schema
+    if bound.centre is not None or bound.scale is not None or schema is None or schema.norm is None:
+        return None
+    return schema.norm if schema.norm <= bound.shortened_norm else None
+
+
+def _longer_share(release: Release) -> float | None:
+    """Return a bound on the share of longer rows from the release's own histogram of the norms: two deviations."""
+    stage, n = release.stage, release.row_count
+    answer = {} if stage is None else stage.answer.get("norms", stage.answer)
+    if n is None or not {"counts", "edges", "noise"} <= answer.keys():
+        return None
+    counts, noise = answer["counts"], noise_from_json(answer["noise"])
+    bins = len(counts)
+    first = bisect_right(answer["edges"], release.bound.shortened_norm)  # from the bin of the clip norm on
+    weight = 0.0 if release.rows is None else (bins - first) / bins  # a public n removes part of the noise
+    rows = sum(counts[first:]) - weight * (sum(counts) - (release.rows or 0))
+    deviation = math.sqrt(noise.variance * (bins - first) * (1 - weight))
+    least = n if release.rows is not None else n - 2 * _deviation_of_rows(release)
+    return None if least <= 0 else min(1.0, max(0.0, (rows + 2 * deviation) / least))

@@ -1,0 +1,155 @@
+"""Eigenpairs of a symmetric matrix: by LAPACK, by Lanczos, or from products only.
+
+A matrix too large for one process is only multiplied, which is all that Lanczos needs. Products are computed by tiles
+and split at tile boundaries, whatever the number of workers, so a release gives the same components to the bit on any
+number of workers with processors of one kind. A release is public, so workers may cache its rows.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+from scipy.linalg import eigh
+from scipy.linalg.blas import dsymv
+from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
+
+from dpdist.core import triangle
+from dpdist.core.errors import UsageError
+from dpdist.core.storage.store import Store
+
+Matrix = npt.NDArray[np.float64]
+_DENSE_LIMIT = 500
+"""Columns up to which LAPACK takes a few hundredths of a second for any number of components."""
+_LANCZOS_SHARE = 40
+"""Least number of columns per component for Lanczos: see :func:`top_eigenpairs`."""
+_RESIDUAL = 1e-12
+"""Largest accepted ``|A v - value v|``, relative to the norm of A."""
+
+
+def by_lapack(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
+    """Return the top eigenvalues, ascending, and eigenvectors (columns) from a dense reduction (LAPACK's syevr)."""
+    size = matrix.shape[0]
+    values, columns = eigh(matrix, subset_by_index=[size - count, size - 1])
+    return values, columns
+
+
+def by_lanczos(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
+    """Return the top eigenvalues and eigenvectors (columns) from restarted Lanczos (ARPACK)."""
+    transposed = np.ascontiguousarray(matrix).T  # BLAS does not copy it
+    # products are limited by memory bandwidth; dsymv reads one triangle and takes little more than half the time
+    return top_eigenpairs_of(lambda x: dsymv(1.0, transposed, np.ravel(x), lower=1), matrix.shape[0], count)
+
+
+def _solves(matrix: Matrix, values: Matrix, columns: Matrix) -> bool:
+    """Whether every pair solves the eigenvalue equation; the norm of A is at least its longest row."""
+    norm = max(float(np.einsum("ij,ij->i", matrix, matrix).max()) ** 0.5, float(np.abs(values).max()))
+    return _solve(matrix @ columns, values, columns, norm)
+
+
+def _solve(product: Matrix, values: Matrix, columns: Matrix, norm: float) -> bool:
+    return bool(np.linalg.norm(product - columns * values, axis=0).max() <= _RESIDUAL * norm)
+
+
+def top_eigenpairs(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
+    """Return the eigenpairs of largest eigenvalue of a symmetric matrix; every pair is checked."""
+    # Lanczos for few components of a large matrix, else LAPACK (benchmarks/eigen_times.py). Seconds on one core: 25 of
+    # 1000 components .02 to .09 by Lanczos, .08 by LAPACK; 50 of 5000 1 to 6, and 15. Additional memory: 3 k + 20
+    # vectors for Lanczos, a copy of the matrix for LAPACK.
+    size = matrix.shape[0]
+    if not 1 <= count <= size:
+        raise UsageError(f"{count} components were requested. Ask for 1 to {size}.", parameter="components")
+    pairs = None
+    if size > _DENSE_LIMIT and count <= size // _LANCZOS_SHARE:
+        with suppress(ArpackError):
+            pairs = by_lanczos(matrix, count)
+    if pairs is None or not _solves(matrix, *pairs):
+        pairs = by_lapack(matrix, count)
+        if not _solves(matrix, *pairs):
+            raise ArithmeticError("LAPACK's eigenvectors do not solve the eigenvalue equation: the BLAS is defective.")
+    values, columns = pairs
+    order = np.argsort(-values, kind="stable")
+    return values[order], signed(columns[:, order].T)
+
+
+def signed(vectors: Matrix) -> Matrix:
+    """Return vectors, (k, d), with signs that make the entry of largest magnitude of each positive."""
+    largest = np.abs(vectors).argmax(axis=1)
+    return np.ascontiguousarray(vectors * np.sign(vectors[np.arange(len(vectors)), largest])[:, None])
+
+
+RowBlocks = tuple[tuple[int, Matrix], ...]
+"""Blocks of a product: the index of the first row, and the rows."""
+
+
+@dataclass(frozen=True)
+class ProductTask:
+    """Rows of a released second moment, and the vectors to multiply them with; all public."""
+
+    release: Store
+    rows: range
+    vectors: Matrix
+    keep: bool
+
+    def for_task(self, rows: range) -> ProductTask:
+        """Return the task for other rows, which start at a tile boundary."""
+        return replace(self, rows=rows)
+
+
+def tile_rows(size: int, count: int) -> list[range]:
+    """Split the rows of a (size, size) matrix into at most ``count`` runs of tiles of similar length.
+
+    Examples
+    --------
+    >>> tile_rows(2500, 2)
+    [range(0, 1024), range(1024, 2500)]
+    """
+    tiles = -(-size // triangle.TILE)
+    ends = [min(size, triangle.TILE * (tiles * (i + 1) // count)) for i in range(count)]
+    return [range(a, b) for a, b in zip([0, *ends[:-1]], ends, strict=True) if a < b]
+
+
+def rows_product(task: ProductTask) -> RowBlocks:
+    """Multiply rows of a second moment, one row of tiles at a time."""
+    read = _cached_rows if task.keep else _read_rows
+    starts = range(task.rows.start, task.rows.stop, triangle.TILE)
+    return tuple((i, read(task.release, i, min(i + triangle.TILE, task.rows.stop)) @ task.vectors) for i in starts)
+
+
+joined = operator.add
+"""Joins blocks of a product, in any order."""
+
+
+def stacked(parts: RowBlocks) -> Matrix:
+    """Return the product from its blocks, in any order."""
+    return np.concatenate([rows for _, rows in sorted(parts, key=lambda part: part[0])])
+
+
+def _read_rows(release: Store, start: int, stop: int) -> Matrix:
+    array = zarr.open_array(release.for_zarr(), path="second_moment", mode="r", zarr_format=3)
+    return np.asarray(array[start:stop], dtype=np.float64)
+
+
+_cached_rows = lru_cache(maxsize=1024)(_read_rows)
+
+
+def top_eigenpairs_of(
+    product: Callable[[Matrix], Matrix], size: int, count: int, tolerance: float = 0.0
+) -> tuple[Matrix, Matrix]:
+    """Return the eigenpairs of largest eigenvalue of a symmetric matrix given by its products."""
+    # The start is fixed, for reproducible components, and irregular: a start orthogonal to an eigenvector (the constant
+    # one, if columns sum to zero) would miss it.
+
+    def times(vector: Matrix) -> Matrix:
+        return product(vector.reshape(size, -1)).reshape(vector.shape)
+
+    operator = LinearOperator((size, size), matvec=times, matmat=times, dtype=np.float64)
+    start = np.modf(np.arange(1, size + 1) * 0.6180339887498949)[0] - 0.5  # Weyl's sequence
+    values, columns = eigsh(operator, k=count, which="LA", v0=start, tol=tolerance)
+    return values, columns

@@ -1,0 +1,468 @@
+"""The releases of rows in memory: a register that lasts as long as the process.
+
+Ingested rows have an identity and a durable ledger. An array has neither: without a register, two fits of one array
+could be averaged, which undoes the privacy of both. So the process keeps fingerprints of the rows of each released
+table, and refuses releases that those rows cannot afford. Rows are recognised in a copy, in another order, type or
+chunking, and among other rows, as in the folds of a cross-validation. Changed values are not recognised. This protects
+against accidents in a notebook, not against intent.
+
+If fingerprints do not match, a warning still appears: each release after the first with the same number of rows
+reports their joint cost, whatever the columns: some may have been left out, which also changes types. The register does
+not cover other processes, including forks and child processes. Each process draws a new secret key for the fingerprints
+and shares it only with its own workers. Fingerprints appear in no release, message, log or pickle.
+
+A :class:`dpdist.Budget` counts fits of any rows. If all fits on the same people are charged to one, all fits together
+have the guarantee of :mod:`dpdist.core.privacy.accounting`, even if each is chosen from earlier answers. It also lasts
+as long as the process. The ledger of a rows.zarr is durable.
+
+**Fingerprints.** The key of a row is BLAKE2b of its float64 values in order, under a secret key of the process. Two
+tables without duplicate rows share rows if they have a common key. Two tables with the same keys, at the same
+frequencies, also share rows.
+
+In tables of categories or yes/no answers, rows of different people can have the same key. A common key then proves
+nothing; the test is whether more keys are common than chance explains.
+
+Suppose that two tables share no row, and that rows were split between them at random, such as into training and test
+rows. Consider the keys that occur c = 2 to 8 times in both tables together, and count those that occur in both. If each
+row goes to the first table with probability q, a key is in both with probability ``1 - q^c - (1 - q)^c``, independently
+of the others. So the count satisfies the tail bound of Hoeffding (1963, theorem 1). Since the number of rows in the
+first table is fixed, not random, the bound is multiplied by at most ``sqrt(8 n1 n2 / (n1 + n2))``, the inverse of the
+least probability of that number (Cover & Thomas 2006, lemma 17.5.1). Two tables count as sharing rows if the bound is
+below :data:`FALSE_ALARMS`.
+
+Only the smallest keys are kept (a bottom-k sketch: Cohen & Kaplan 2007). If a fraction f of the distinct rows of the
+first table is shared, no common key is found with probability at most ``(1 - f)^KEPT``.
+
+Recognised and unrecognised tables (``tests/core/ledger/test_in_memory.py``):
+
+======================================================  ==========
+second table                                            recognised
+======================================================  ==========
+same values in another copy, order, type or chunking    yes
+one row of the first; its rows, or some, among others   yes
+other values: float32 of float64, units, scalers        **no**
+columns reordered, added or removed                     **no**
+one row of the first, if a table has duplicate rows     **no**
+yes/no columns, with one row more or less               **no**
+half of a table with few distinct rows, such as yes/no  **no**
+======================================================  ==========
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from dpdist.core.errors import DataError, RefusedError, UsageError
+from dpdist.core.naming import BUDGET, naming
+from dpdist.core.privacy import accounting
+from dpdist.core.privacy.accounting import Filter, Left, caps_for
+from dpdist.core.privacy.guarantee import ATTO, MICRO, Guarantee, Neighbours, Number, PrivacyLoss
+from dpdist.core.text import counted, random_token
+
+Values = npt.NDArray[np.float64]
+Keys = npt.NDArray[np.uint64]
+KEPT = 2**16
+"""Keys kept per table, half a MiB."""
+FALSE_ALARMS = 1e-4
+"""Probability that a random split of one table counts as two tables that share rows."""
+_MAX_COUNT = 8
+"""More frequent keys are no evidence."""
+
+
+@dataclass(frozen=True)
+class Fingerprints:
+    """The smallest distinct keys of the rows of a table or a part of it. Private."""
+
+    keys: Keys  # sorted and distinct
+    counts: npt.NDArray[np.uint32]  # how many rows have each key
+    items: int  # all rows, including those whose keys are not kept
+
+    @classmethod
+    def of(cls, rows: Values, key: bytes) -> Fingerprints:
+        """Return the fingerprints of rows."""
+        return cls.of_keys(_row_keys(rows, key))
+
+    @classmethod
+    def of_keys(cls, keys: Keys) -> Fingerprints:
+        """Return the fingerprints of rows with these keys."""
+        distinct, counts = np.unique(keys, return_counts=True)
+        return cls(distinct[:KEPT], counts[:KEPT].astype(np.uint32), len(keys))
+
+    @classmethod
+    def union(cls, parts: Sequence[Fingerprints]) -> Fingerprints:
+        """Return the fingerprints of the rows of all parts, which kept all keys that the union keeps."""
+        keys, index = np.unique(np.concatenate([part.keys for part in parts]), return_inverse=True)
+        counts = np.bincount(index, np.concatenate([part.counts for part in parts]), len(keys))
+        return cls(keys[:KEPT], counts[:KEPT].astype(np.uint32), sum(part.items for part in parts))
+
+    def up_to(self, limit: int) -> Fingerprints:
+        """Return the fingerprints with keys up to a limit."""
+        stop = int(np.searchsorted(self.keys, np.uint64(limit), side="right"))
+        return Fingerprints(self.keys[:stop], self.counts[:stop], self.items)
+
+    @property
+    def capped_counts(self) -> npt.NDArray[np.intp]:
+        """The counts, capped at one above the largest that is evaluated."""
+        return np.minimum(self.counts, _MAX_COUNT + 1).astype(np.intp)
+
+    @property
+    def distinct(self) -> bool:
+        """Whether no key occurs twice."""
+        return bool((self.counts == 1).all())
+
+    @property
+    def limit(self) -> int:
+        """The largest key up to which all keys are kept."""
+        return int(self.keys[-1]) if len(self.keys) == KEPT else 2**64 - 1
+
+    @property
+    def nbytes(self) -> int:
+        """Memory in bytes."""
+        return self.keys.nbytes + self.counts.nbytes
+
+    def same_rows(self, other: Fingerprints) -> bool:
+        """Return whether two passes read the same number of rows with the same keys, in any order."""
+        same = np.array_equal(self.keys, other.keys) and np.array_equal(self.counts, other.counts)
+        return same and self.items == other.items
+
+    def share_rows(self, other: Fingerprints) -> bool:
+        """Return whether two tables appear to share rows."""
+        if self.distinct and other.distinct:
+            return bool(np.intersect1d(self.keys, other.keys, assume_unique=True).size)
+        return self.same_rows(other) or log_chance(self, other) < math.log(FALSE_ALARMS)
+
+
+def log_chance(first: Fingerprints, second: Fingerprints) -> float:
+    """Return the logarithm of the bound on the probability of this many common keys by chance (module docstring)."""
+    limit = min(first.limit, second.limit)
+    left, right = first.up_to(limit), second.up_to(limit)
+    _, left_index, right_index = np.intersect1d(left.keys, right.keys, assume_unique=True, return_indices=True)
+    size = 2 * _MAX_COUNT + 3
+    both = np.bincount(left.capped_counts[left_index] + right.capped_counts[right_index], minlength=size)
+    single = np.zeros(size)
+    for table, shared in ((left, left_index), (right, right_index)):
+        counts = table.capped_counts
+        single += np.bincount(counts, minlength=size) - np.bincount(counts[shared], minlength=size)
+    looked = slice(2, _MAX_COUNT + 1)
+    common, trials = int(both[looked].sum()), int((both + single)[looked].sum())
+    if not common:
+        return 0.0
+    part = left.items / (left.items + right.items)
+    times = np.arange(size)
+    expected = float(((both + single) * (1 - part**times - (1 - part) ** times))[looked].sum()) / trials
+    observed = common / trials
+    if observed <= expected:
+        return 0.0
+    divergence = observed * math.log(observed / expected)
+    divergence += (1 - observed) * math.log((1 - observed) / (1 - expected)) if observed < 1 else 0.0
+    given_sizes = math.log(8 * part * right.items) / 2
+    return min(0.0, given_sizes - trials * divergence)
+
+
+def _row_keys(rows: Values, key: bytes) -> Keys:
+    canonical = np.add(rows, 0.0, order="C")  # -0.0 becomes 0.0
+    canonical[np.isnan(canonical)] = np.nan
+    keyed = hashlib.blake2b(key=key, digest_size=8)
+    keys = np.empty(len(rows), dtype=np.uint64)
+    for i, row in enumerate(canonical):
+        digest = keyed.copy()
+        digest.update(row.data)
+        keys[i] = int.from_bytes(digest.digest(), "little")
+    return keys
+
+
+@dataclass(frozen=True)
+class _Fit:
+    guarantee: Guarantee
+    fingerprints: Fingerprints | None  # None for a rows.zarr
+    rows: int  # how many; may be private
+    dataset: str  # identity of the table
+    account: Budget | None  # the budget that it was charged to
+
+
+@dataclass
+class Register:
+    """The releases of one process. Thread-safe."""
+
+    key: bytes = field(default_factory=lambda: bytes.fromhex(random_token()), repr=False)  # private
+    _fits: list[_Fit] = field(default_factory=list, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def charge(
+        self,
+        fingerprints: Fingerprints,
+        rows: int,
+        guarantee: Guarantee,
+        budget: PrivacyLoss | None,
+        account: Budget | None = None,
+    ) -> tuple[str, ...]:
+        """Charge a release before its noise is drawn; the charge stays even if the draw fails."""
+        with self._lock:
+            shared = [fit for fit in self._fits if fit.fingerprints and fit.fingerprints.share_rows(fingerprints)]
+            if budget is not None:
+                _require_affordable([fit.guarantee for fit in shared], guarantee, budget)
+            elif any(fit.account is not account for fit in shared):
+                raise RefusedError(_OTHER_ACCOUNT)
+            alike = [fit for fit in self._fits if fit.rows == rows]
+            if any(account is None or fit.account is not account for fit in alike):
+                # if it is turned into an error, the fit ends here without a charge
+                _warn_of_joint_cost([*(fit.guarantee for fit in alike), guarantee])
+            if account is not None:
+                account.charge(guarantee)
+            datasets = tuple(dict.fromkeys(fit.dataset for fit in shared)) or (random_token(),)
+            self._fits.append(_Fit(guarantee, fingerprints, rows, datasets[0], account))
+        return datasets
+
+    def note(self, rows: int, guarantee: Guarantee, dataset: str) -> None:
+        """Note a release of rows with a ledger, for warnings; workers read their values, so it has no fingerprints."""
+        with self._lock:
+            alike = [fit for fit in self._fits if fit.rows == rows and fit.fingerprints is not None]
+            if alike:
+                _warn_of_joint_cost([*(fit.guarantee for fit in alike), guarantee])
+            self._fits.append(_Fit(guarantee, None, rows, dataset, None))
+
+
+_OTHER_ACCOUNT = (
+    "Some or all of these rows were released before in this process without charging this budget. Nothing was "
+    "drawn. The earlier release cannot be charged afterwards, because a budget is fixed before the first answer. "
+    "Charge this fit to the budget of the earlier fits, if there is one. Using an existing release is free "
+    "(from_release(fitted.release_))."
+)
+
+
+def _require_affordable(before: list[Guarantee], guarantee: Guarantee, budget: PrivacyLoss) -> None:
+    for other in before:
+        if other.neighbours is not guarantee.neighbours:
+            raise RefusedError(
+                f"Some or all of these rows were released before in this process under {other.neighbours}; a loss "
+                f"under {guarantee.neighbours} cannot be added to that. Nothing was drawn. Set "
+                f"neighbours={other.neighbours.value!r}."
+            )
+    together = [*before, guarantee]
+    if accounting.fits(together, budget):
+        return
+    if not before:
+        raise RefusedError(f"This release costs {guarantee.loss}, and the budget is {budget}. Ask for a smaller loss.")
+    cost = _cost(accounting.least_epsilon_micro, together, budget.delta_atto)
+    cure = ""
+    if cost is not None:
+        cure = (
+            " A larger budget_epsilon does not bound earlier answers: the joint cost holds only if no request depended "
+            "on an answer. If none did, state that with "
+            f"budget_epsilon={cost.epsilon_micro / MICRO!r}, budget_delta={cost.delta_atto / ATTO!r}."
+        )
+    raise RefusedError(
+        f"Some or all of these rows were released {_times(len(before))} before in this process. With this release "
+        f"they would need a budget of {_loss_text(cost)}, but it is {_loss_text(budget)}. Nothing was drawn. Using an "
+        "existing release is free (from_release(fitted.release_)). If you plan several fits, charge all of them to one "
+        f"budget, from the first on: budget=dpdist.Budget(epsilon, delta).{cure}"
+    )
+
+
+def _cost(
+    least: Callable[[list[Guarantee], int], int], together: list[Guarantee], delta_atto: int
+) -> PrivacyLoss | None:
+    """Return the joint cost of releases, at a larger delta if needed; None if it is too large to compute."""
+    for delta in (delta_atto, sum(guarantee.loss.delta_atto for guarantee in together)):
+        with suppress(UsageError, DataError):
+            return PrivacyLoss(least(together, delta), delta)
+    return None
+
+
+def _warn_of_joint_cost(together: list[Guarantee]) -> None:
+    if len({guarantee.neighbours for guarantee in together}) > 1:
+        cost = "more than each one states, because losses under different neighbours cannot be added"
+    else:
+        largest = max(guarantee.loss.delta_atto for guarantee in together)
+        cost = _loss_text(_cost(accounting.composed_epsilon_micro, together, largest))
+    warnings.warn(
+        f"As many rows were released {_times(len(together) - 1)} before in this process. If they are about the same "
+        f"people, these releases together cost {cost}, provided that no request depended on an earlier answer. Rows "
+        "are recognised by the values of all their columns only, so charge all fits on the same people to one "
+        "dpdist.Budget (budget), or to the ledger of one rows.zarr.",
+        UserWarning,
+        stacklevel=2,
+    )
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _loss_text(loss: PrivacyLoss | None) -> str:
+    if loss is None:
+        return "epsilon above one million"
+    return f"epsilon {loss.epsilon_micro / MICRO!r}, delta {loss.delta_atto / ATTO!r}"
+
+
+REGISTER = Register()
+"""The register of this process."""
+
+
+_NO_PROCESS = -1
+
+
+class Budget:
+    """A privacy budget shared by several fits.
+
+    Pass one object as the parameter ``budget`` of every :class:`dpdist.PrivatePCA` and
+    :class:`dpdist.PrivateCovariance` that is fitted to rows of the same people. All answers together are then
+    (epsilon, delta)-private, even if requests are chosen from earlier answers. Limits are fixed when the first fit is
+    charged, before its noise is drawn. A fit beyond them is refused before anything is drawn.
+
+    Parameters
+    ----------
+    epsilon : str, int, float or Decimal
+        A multiple of 1e-6. A float is read as printed: 0.1 is one tenth.
+    delta : str, int, float or Decimal, default 0
+        A multiple of 1e-18, below 1. 0: pure releases only.
+    pure : str, int, float or Decimal, default 0
+        The part of epsilon reserved for pure releases, in addition to Gaussian ones. 0: as much as the first fit
+        needs. Refused if delta is 0, because then the budget is pure.
+    delta_reserve : str, int, float or Decimal, default 0
+        The part of delta reserved for releases with positive delta but without Gaussian noise, such as ``wishart``.
+
+    Raises
+    ------
+    UsageError
+        If a number cannot be parsed, or a part exceeds the total.
+    DataError
+        If a number is out of range.
+
+    Notes
+    -----
+    Thread-safe. A copy would be a second budget, so ``copy.copy``, ``copy.deepcopy`` and :func:`sklearn.base.clone`
+    return the same object, and all fits of a cross-validation are charged to it. That does not make the
+    cross-validation private, because it selects by exact scores. A budget in another process, pickled (``n_jobs`` of
+    scikit-learn) or forked, refuses all fits. Use ``n_jobs=None``, or threads with
+    ``joblib.parallel_config("threading")``.
+
+    A charge stays even if the fit fails later. All fits must have the same neighbouring relation as the first one.
+
+    See Also
+    --------
+    PrivatePCA, PrivateCovariance : Estimators that charge it.
+    Ledger : A durable budget for a rows.zarr.
+
+    References
+    ----------
+    Rogers, Roth, Ullman & Vadhan 2016 (privacy filters); the theorem is in :mod:`dpdist.core.privacy.profile`.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_wine
+    >>> import dpdist
+    >>> budget = dpdist.Budget("1.5", "1e-6")
+    >>> asked = {"epsilon": 1, "delta": 1e-6, "clip": 2000, "budget": budget}
+    >>> found = dpdist.PrivatePCA(2, **asked).fit(load_wine().data)
+    >>> budget  # doctest: +NORMALIZE_WHITESPACE
+    <Budget of epsilon 1.5, delta 1e-06; 1 fit charged;
+    left: one more release of epsilon 1.061 (gaussian, delta 1e-06) or 0.1996 (pure)>
+    >>> found = dpdist.PrivateCovariance(**asked).fit(load_wine().data)
+    >>> dpdist.PrivateCovariance(**asked).fit(load_wine().data + 1)  # doctest: +IGNORE_EXCEPTION_DETAIL
+    Traceback (most recent call last):
+    dpdist.core.errors.RefusedError: This release costs epsilon 1, delta 1e-06, ...
+    """
+
+    def __init__(self, epsilon: Number, delta: Number = 0, *, pure: Number = 0, delta_reserve: Number = 0) -> None:
+        if "_process" in vars(self):
+            raise RefusedError(
+                "A budget is declared once; declaring it again would erase its charges. Create another Budget for "
+                "other people. A second Budget for the same people adds to this one."
+            )
+        with naming(BUDGET):
+            self._loss = PrivacyLoss.declared(str(epsilon), str(delta), str(pure), str(delta_reserve))
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._account: Filter | None = None
+        self._neighbours: Neighbours | None = None
+
+    @property
+    def loss(self) -> PrivacyLoss:
+        """Epsilon and delta for all charges together."""
+        return self._loss
+
+    @property
+    def left(self) -> Left:
+        """The rest: the largest Gaussian and the largest pure release that it can still pay for, one or the other.
+
+        Raises
+        ------
+        RefusedError
+            If this is a copy in another process.
+        """
+        self._require_original()
+        with self._lock:
+            return self._left()
+
+    def charge(self, guarantee: Guarantee) -> None:
+        """Charge a release before its noise is drawn, irrevocably. The estimators call this.
+
+        Raises
+        ------
+        RefusedError
+            If the rest of the budget is too small, the neighbouring relation differs from that of the first release,
+            or this is a copy. Nothing is charged.
+        """
+        self._require_original()
+        with self._lock:
+            if self._neighbours not in {None, guarantee.neighbours}:
+                raise RefusedError(
+                    f"This budget is for releases under {self._neighbours}; a loss under {guarantee.neighbours} cannot "
+                    f"be added to that. Nothing was drawn. Set neighbours={str(self._neighbours)!r}, or charge another "
+                    "budget, which adds to this one."
+                )
+            account = self._account or Filter(self._loss, caps_for(self._loss, guarantee))
+            if not account.book(str(len(account)), guarantee):
+                raise RefusedError(
+                    f"This release costs {guarantee.loss}; the budget is {self._loss}; left: {self._left()}. "
+                    "Nothing was drawn or charged. Ask for a smaller loss. Using an existing release is free "
+                    "(from_release(fitted.release_))."
+                )
+            self._account, self._neighbours = account, guarantee.neighbours
+
+    def _left(self) -> Left:
+        return (self._account or Filter(self._loss, caps_for(self._loss))).left()
+
+    def _require_original(self) -> None:
+        # before locking: in a fork, the lock might never be released
+        if self._process != os.getpid():
+            raise RefusedError(
+                "This is a copy of a budget in another process, which cannot be charged: two copies would be two "
+                "budgets. Nothing was drawn. Fit in the process of the original: n_jobs=None, or threads "
+                '(joblib.parallel_config("threading")).'
+            )
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Callable[[PrivacyLoss], Budget], tuple[PrivacyLoss]]:
+        return _copy, (self._loss,)
+
+    def __repr__(self) -> str:
+        if self._process != os.getpid():
+            return f"<Budget of {self._loss}; a copy, which cannot be charged>"
+        with self._lock:
+            count, left = len(self._account or ()), self._left()
+        return f"<Budget of {self._loss}; {counted(count, 'fit')} charged; left: {left}>"
+
+
+def _copy(loss: PrivacyLoss) -> Budget:
+    """Return the copy of a budget for another process."""
+    budget = object.__new__(Budget)
+    budget.__dict__.update(_loss=loss, _process=_NO_PROCESS, _lock=threading.Lock(), _account=None, _neighbours=None)
+    return budget

@@ -1,0 +1,231 @@
+"""Integer Gram matrices of bounded rows: pure functions, without Dask or files.
+
+The entries of ``Z^T Z`` are integers, and ``|z_a z_b| <= S`` for every row, where S is the verified bound on its
+squared norm. There are two ways to add them exactly, in any order:
+
+* float64 BLAS, for r rows with ``r S`` at most 2^53, with any order, blocking or fused operations: no partial sum
+  exceeds that;
+* products of 16-bit integers in 32-bit ones (:mod:`dpdist.core.moment.kernel`), if the sum of squares of each of the
+  two columns is at most 2^31 - 1. By Cauchy and Schwarz the sum of their products is at most the larger of the two
+  sums. It is added modulo 2^32, and is the only integer in the range of 32 bits that is equal to the result. One more
+  may overflow: 512 rows of ``2^11 e_j`` sum to 2^31, which 32 bits represent as -2^31. The squares are those of the
+  actual rows. ``floor((2^31 - 1) / S)`` rows may always be added, which is 7 at 14 grid bits, and so may any two rows
+  whose entries fit in 16 bits, up to 2^15 - 1: an entry is at most ``sqrt(S)``, or the bound on single entries. Up to
+  131,071 rows with entries of 8 bits are added at once: each adds at most 128².
+
+The sum is then added to int64. Hence the bits are the same for every chunking, every processor and both ways.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from enum import Enum
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpdist.core.rows.bounding import RowBound
+from dpdist.core.rows.dither import Dithering, Dithers
+from dpdist.core.triangle import Band, Triangle, packed
+
+if TYPE_CHECKING:
+    from dpdist.core.rows.dither_kernel import Packing
+
+Block = npt.NDArray[np.float64]
+_LARGEST_16, _LARGEST_32 = 2**15 - 1, 2**31 - 1
+SMALL_ROWS = _LARGEST_32 // 128**2
+"""Rows with entries of 8 bits whose sum fits in 32 bits; with one more, entries of -128 sum to 2^31."""
+_NARROW = 256  # most columns for which NumPy's product is as fast as that of one triangle
+_PAIRS = 256  # pairs of rows that are multiplied at once: the panels of a tile then stay in a core's own caches
+_PANEL_BYTES = 256 << 10
+"""Size of more pairs of narrow rows, a quarter of a second-level cache, because every call has an overhead."""
+
+
+class Arithmetic(Enum):
+    """Instructions that multiply rows, the fastest first; the value is the required feature of the processor."""
+
+    VNNI = "avx512vnni"
+    AVX2 = "avx2"
+    FLOAT64 = ""
+
+
+@cache
+def available() -> tuple[Arithmetic, ...]:
+    """Return the arithmetics of this processor, the fastest first."""
+    try:
+        from dpdist.core.machine_code import features  # noqa: PLC0415 - slow to import
+    except ImportError:  # numba refuses a NumPy that is newer
+        return (Arithmetic.FLOAT64,)
+    supported = features()
+    return tuple(
+        arithmetic for arithmetic in Arithmetic if arithmetic is Arithmetic.FLOAT64 or arithmetic.value in supported
+    )
+
+
+def integer_rows(norm_bound: int, largest: int | None = None) -> int:
+    """Return the number of rows, at least 2, whose sum always fits in 32 bits; 0 if a row does not fit in 16 bits.
+
+    The squared norm of a row is at most ``norm_bound``, and its largest entry at most ``largest``, by default its root.
+    """
+    if (math.isqrt(norm_bound) if largest is None else largest) > _LARGEST_16:
+        return 0
+    return max(2, _LARGEST_32 // norm_bound)
+
+
+def fastest(norm_bound: int, largest: int | None = None) -> Arithmetic:
+    """Return the fastest arithmetic on this processor, integer for narrow rows too: float64 must round them first."""
+    return available()[0] if integer_rows(norm_bound, largest) else Arithmetic.FLOAT64
+
+
+class GramSum(ABC):
+    """Exact sum of ``Z^T Z``, or of a band of its rows, over blocks."""
+
+    arithmetic = Arithmetic.FLOAT64
+    at_once = 1  # rows that are multiplied together; float64 multiplies whole blocks
+
+    @abstractmethod
+    def add(self, block: Block) -> None:
+        """Add the product of integer-valued rows, (r, size) in C order."""
+
+    def add_dithered(self, *_: Any, **__: Any) -> None:
+        """Add the product of stored rows, which are bounded and rounded with dithers."""
+        raise TypeError("float64 multiplies bounded rows")
+
+    @abstractmethod
+    def total(self) -> Triangle:
+        """Return the packed sum, int64."""
+
+
+def gram_sum(
+    band: Band, norm_bound: int, arithmetic: Arithmetic | None = None, largest: int | None = None
+) -> GramSum:  # fmt: skip
+    """Return a sum in some arithmetic, by default the fastest; the bounds are those of :func:`integer_rows`."""
+    arithmetic = arithmetic or fastest(norm_bound, largest)
+    if arithmetic is Arithmetic.FLOAT64:
+        return _Floats(band, 2**53 // norm_bound)
+    return _Integers(band, integer_rows(norm_bound, largest), arithmetic)
+
+
+class _Floats(GramSum):
+    """Multiplies with float64 BLAS, which is exact for ``exact_rows`` rows."""
+
+    def __init__(self, band: Band, exact_rows: int) -> None:
+        if exact_rows < 1:
+            raise ValueError("float64 does not hold the product of a row exactly")
+        self._dsyrk: Any = None
+        if band.height == band.size > _NARROW:
+            from scipy.linalg.blas import dsyrk  # noqa: PLC0415 - slow to import
+
+            self._dsyrk = dsyrk
+        self._band = band
+        self._exact_rows = exact_rows
+        # in the order of BLAS; of a whole triangle, only the lower part is filled
+        self._floats = np.zeros((band.width, band.height), order="F")
+        self._float_rows = 0
+        self._total = np.zeros(band.entries, dtype=np.int64)
+
+    def add(self, block: Block) -> None:
+        rows = block.shape[0]
+        if rows > self._exact_rows:
+            raise ValueError("a block has more rows than float64 adds exactly")
+        if self._float_rows + rows > self._exact_rows:
+            self._flush()
+        band = self._band
+        if self._dsyrk is not None:
+            # one triangle, added in place: half the operations, and d x d entries are not copied for every block
+            self._floats = self._dsyrk(1.0, block.T, beta=1.0, c=self._floats, lower=1, overwrite_c=1)
+        else:
+            floats = self._floats.T
+            floats += block[:, band.start : band.stop].T @ block[:, band.start :]
+        self._float_rows += rows
+
+    def _flush(self) -> None:
+        self._total += packed(self._floats.T)
+        self._floats[:] = 0
+        self._float_rows = 0
+
+    def total(self) -> Triangle:
+        self._flush()
+        return self._total
+
+
+class _Integers(GramSum):
+    """Multiplies 16-bit integers; rows of blocks are collected until they fill the panels."""
+
+    def __init__(self, band: Band, exact_rows: int, arithmetic: Arithmetic) -> None:
+        from dpdist.core.machine_code import aligned_zeros  # noqa: PLC0415 - slow to import
+        from dpdist.core.moment import kernel  # noqa: PLC0415
+
+        if exact_rows < 2:
+            raise ValueError("16-bit integers do not hold a row")
+        self.arithmetic, self._band = arithmetic, band
+        self._multiply = kernel.multiply_with(arithmetic.value)
+        self._pack = kernel.packing()
+        panels = -(-band.width // kernel.PANEL)
+        self._pairs = max(_PAIRS, _PANEL_BYTES // (4 * kernel.PANEL * panels))
+        self.at_once = 2 * self._pairs
+        self._always_exact = exact_rows // 2
+        # one unused pair: panels at distances that are powers of two would share cache lines
+        self._panels = aligned_zeros((panels, self._pairs + 1, kernel.PANEL), np.int32)
+        self._room = aligned_zeros(kernel.room_for(panels, self._pairs), np.int32)
+        self._packing: Packing | None = None
+        self._packed_by: RowBound | None = None
+        self._halves = 0  # that are filled; the parity of a row that is dithered by pairs determines its half
+        height = -(-band.height // kernel.HEIGHT) * kernel.HEIGHT
+        self._sums = aligned_zeros((height, panels * kernel.PANEL), np.int64)
+        # if half of the last panel is empty, its columns are summed as rows, to avoid multiplications by zero
+        half = height == panels * kernel.PANEL - kernel.HEIGHT and band.width <= height
+        self._ends = (panels - half) * kernel.PANEL
+
+    def add(self, block: Block) -> None:
+        start = 0
+        while start < block.shape[0]:
+            rows = block[start : start + self._free()]
+            self._pack(rows, self._band.start, self._halves, self._panels)
+            start += rows.shape[0]
+            self._fill(rows.shape[0])
+
+    def add_dithered(self, rows: npt.NDArray[np.generic], bound: RowBound, dithers: Dithers) -> None:
+        if self._packing is None or (self._packed_by is not bound and self._packed_by != bound):
+            from dpdist.core.rows.dither_kernel import Packing  # noqa: PLC0415 - slow to import
+
+            rule = Dithering(bound.columns, bound.grid_bits)
+            self._packing, self._packed_by = Packing(rule, bound.affine, self._band.start, bound.constant), bound
+        if self._free() < rows.shape[0] <= self.at_once:  # in one call instead of two
+            self._flush()
+        start = 0
+        while start < rows.shape[0]:
+            odd = (dithers.first_row + start) % 2
+            join = odd == 1 and self._halves % 2 == 1
+            if self._halves % 2 != odd:  # the other half stays empty
+                self._fill(1)
+            batch = rows[start : start + self._free()]
+            self._packing.pack(batch, dithers.behind(start), self._panels, self._halves // 2, join=join)
+            start += batch.shape[0]
+            self._fill(batch.shape[0])
+
+    def _free(self) -> int:
+        """Return how many more rows fit, at least one."""
+        return self.at_once - self._halves
+
+    def _fill(self, halves: int) -> None:
+        self._halves += halves
+        if self._halves == self.at_once:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._halves:
+            pairs = (self._halves + 1) // 2
+            self._multiply(self._panels, pairs, self._always_exact, SMALL_ROWS, self._ends, self._sums, self._room)
+            self._halves = 0
+
+    def total(self) -> Triangle:
+        self._flush()
+        height, width, ends = self._band.height, self._band.width, self._ends
+        if ends < width:
+            self._sums[:ends, ends:width] += self._sums[ends:width, :ends].T
+            self._sums[ends:, :ends] = 0
+        return packed(self._sums[:height, :width])

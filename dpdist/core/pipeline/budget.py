@@ -1,0 +1,549 @@
+"""Tables and their budgets: ingest with a declared budget, create the one ledger of a table, verify it.
+
+The budget and the ledger of a table are permanent. If a process dies, the same call completes the step.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpdist.core.errors import DataError, RefusedError, UsageError
+from dpdist.core.frames import is_a
+from dpdist.core.ingest.collection import collection_of
+from dpdist.core.ingest.readers.base import Choices
+from dpdist.core.ingest.registered import open_rows
+from dpdist.core.ingest.remote import Remote, location_of
+from dpdist.core.ledger import state_folder
+from dpdist.core.ledger.address import AnyLedgerAddress, LedgerAddress, absolute, parse_address
+from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.ledger.state import OtherFormatError, State
+from dpdist.core.naming import parameter, step
+from dpdist.core.paths import AnyPath
+from dpdist.core.privacy.guarantee import PrivacyLoss
+from dpdist.core.progress import Progress, steps
+from dpdist.core.release import archive, trusted
+from dpdist.core.release.trusted import reproduced
+from dpdist.core.rows.dataset import RowsTable, bind_ledger
+from dpdist.core.rows.periods import PeriodicTable, bind_periods, create_periods, is_periodic, open_periods
+from dpdist.core.rows.schema import Schema
+from dpdist.core.rows.table import Table
+from dpdist.core.rows.units import Keep, Unit, unit_from
+from dpdist.core.storage.arrays import attributes_of
+from dpdist.core.storage.atomic import make_once, require_new
+from dpdist.core.storage.store import AnyStore, Store, store_at
+from dpdist.formats.genotypes import Genotypes
+from dpdist.literature import matrix
+
+if TYPE_CHECKING:
+    from dpdist.core.ingest.sources import SourceLocation
+    from dpdist.core.runtime.cluster import Cluster
+
+
+def default_ledger(rows: AnyStore) -> Path:
+    """Return the default ledger of a rows.zarr: the same path, with ``.ledger`` instead of ``.zarr``."""
+    path = store_at(rows).address()
+    if not isinstance(path, Path):
+        raise UsageError(f"A ledger cannot be created next to {path}. Pass its path or address.", parameter="ledger")
+    return path.with_name(path.name.removesuffix(".zarr") + ".ledger")
+
+
+def ledger_place(table: Table | PeriodicTable, ledger: AnyLedgerAddress | None = None) -> LedgerAddress:
+    """Return the address of a table's ledger: the given one, or the default next to the table.
+
+    For rows in an object store, it is the one recorded on this machine (:mod:`dpdist.core.ledger.state_folder`).
+    """
+    if ledger is not None:
+        return parse_address(ledger)
+    rows = table.store.parent if isinstance(table, RowsTable) and table.period is not None else table.store
+    if isinstance(rows.address(), Path):
+        return default_ledger(rows)
+    location = state_folder.seen(table.dataset_id).place
+    return parse_address(location) if location is not None else default_ledger(rows)
+
+
+def ingest_rows(
+    source: SourceLocation | AnyPath | Any,
+    rows: AnyStore,
+    *,
+    budget: PrivacyLoss | None = None,
+    ledger: AnyLedgerAddress | None = None,
+    columns: Sequence[str] | None = None,
+    privacy_unit: str | None = None,
+    max_rows: int | None = None,
+    keep: Keep | None = None,
+    variable: str | None = None,
+    missing: int | None = None,
+    genotypes: Mapping[str, str] | None = None,
+    header: str | None = None,
+    rows_dimension: str | None = None,
+    schema: Schema | AnyPath | None = None,
+    compress: bool = False,
+    progress: Progress | None = None,
+    say: Callable[[str], None] | None = None,
+    cluster: Cluster | None = None,
+) -> RowsTable:
+    """Write a rows.zarr from files or an in-memory table, and create its ledger if there is a budget.
+
+    Existing rows from the same source with the same options are kept, and so is their ledger; a missing ledger is
+    created. If the process died, the same call resumes, except for a Dask collection. A file is the same if it was not
+    modified, and a Dask collection if its graph is the same.
+
+    Each task writes whole chunks of the table, about 128 MiB, from the parts of the source with their rows: row groups
+    of .parquet, chunks of .zarr, rows of .npy, lines of plain text, and whole files of other kinds. A part that spans
+    two tasks is read twice. The rows and their bits do not depend on the number of tasks. Each row chunk or partition
+    of a Dask collection is written by the worker that computes it. Partitions of a DataFrame, and chunks of unknown
+    length, are computed twice, and refused if the results differ.
+
+    Parameters
+    ----------
+    source : str, path-like or table
+        A file, a folder of files, or an address (``s3://``, ``gs://``, ``https://``), of the kinds .npy, .npz, .csv,
+        .csv.gz, .parquet, .arrow, .feather, .h5ad, .nc, .zarr, .bed, .pgen, .vcf and .vcf.gz. Or a table: a Dask array
+        or DataFrame, an xarray DataArray or Dataset (rows along the first dimension, the others flattened to columns),
+        a DataFrame from pandas or polars, a table of Arrow, a sparse matrix of SciPy or a NumPy array. An index is not
+        a column.
+    rows : str or path-like
+        The folder to write, or its address (``s3://``, ``gs://``, ``az://``): n x d private rows, of the dtype of the
+        source.
+    budget : PrivacyLoss, default None
+        Largest total privacy loss of all releases of these rows. None: no budget is declared, and nothing can be
+        released before :func:`dpdist.create_ledger` declares one.
+    ledger : str or path-like, default None
+        The ledger of the budget: a folder, or ``postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME``. None: next to
+        the rows, with ``.ledger`` instead of ``.zarr``. Required if the rows are at an address and have a budget.
+    columns : sequence of str, default None
+        The columns to keep, in this order. None: all of them.
+    privacy_unit : str, default None
+        Identifier of the privacy unit of a row, which is not stored: a column of whole numbers, ``obs/NAME`` of
+        AnnData, an array along the rows of .nc or .zarr, or ``FID`` or ``FID,IID`` of a .fam file. None: every row is a
+        privacy unit.
+    max_rows : int, default None
+        Largest number of rows of a privacy unit; further rows are dropped. Required with `privacy_unit`, and only then.
+    keep : {"first", "random"}, default None
+        Which rows of a privacy unit are kept: the first ones, or a random sample. None: the first ones.
+    variable : str, default None
+        The array of rows, if a .nc, .zarr or .h5ad file contains several.
+    missing : {0, 1, 2}, default None
+        Number of alleles that replaces a missing genotype. None: a file with missing genotypes is refused.
+    genotypes : mapping of str, default None
+        Rules for other genotypes: ``multiallelic``, ``haploid``, ``field``, ``frequencies`` and ``standardise``
+        (:mod:`dpdist.formats.genotypes`).
+    header : {"yes", "no"}, default None
+        Whether the first line of a .csv is a header. None: an ambiguous file is refused.
+    rows_dimension : str, default None
+        The dimension of the rows, for .nc, .zarr and xarray. None: the first.
+    schema : Schema, str or path-like, default None
+        Meaning of the columns of text, .parquet, .arrow, .feather and DataFrames: a TOML file, or rows, a release or a
+        model with the schema. It is published with every release. None: all columns are numbers.
+    compress : bool, default False
+        Whether to compress the chunks, for slow disks. Reading then takes more processor time.
+    progress : callable, default None
+        Called with the current step (str), the number of completed parts (int) and their total (int).
+    say : callable, default None
+        Called with messages (str) about the interpretation of a file.
+    cluster : Cluster, default None
+        Where to read files. None, or one with neither a scheduler nor a number of workers: this process, in threads if
+        the source has 256 MiB or more. Every worker must see source and rows at the same path. A Dask collection is
+        computed on the given cluster, or on the scheduler of its owner.
+
+    Returns
+    -------
+    RowsTable
+        The table: ``path``, ``rows`` (n), ``columns`` (d), ``dtype``, ``names``, ``budget``, ``dataset_id``.
+
+    Raises
+    ------
+    UsageError
+        If an option is invalid, or existing rows declare another budget, or none, or have another ledger.
+    RefusedError
+        If the rows, or a copy of them, have another ledger already, or were released for reproduction.
+    DataError
+        If the source is unusable, or other rows or a ledger exist.
+    ResumableError
+        If the connection to the cluster was lost.
+
+    See Also
+    --------
+    register_rows : Use the rows in place.
+    create_ledger : Declare a budget later.
+    open_rows : Open existing rows.
+    choose_clip_norm, release_rows : The next steps.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> import dpdist
+    >>> here = tempfile.TemporaryDirectory()
+    >>> np.save(f"{here.name}/table.npy", np.arange(12.0).reshape(4, 3))
+    >>> dpdist.ingest_rows(f"{here.name}/table.npy", f"{here.name}/rows.zarr")
+    RowsTable('rows.zarr', 4 x 3, float64, no budget)
+    >>> here.cleanup()
+    """
+    rows = store_at(rows)
+    if not isinstance(budget, PrivacyLoss | None):
+        raise UsageError("The budget is a dpdist.PrivacyLoss, such as PrivacyLoss.parse(2, 1e-6).", parameter="budget")
+    from dpdist.core.ingest.sources import origin_of  # noqa: PLC0415 - slow to import
+    from dpdist.core.ingest.write import ingest, require_same_origin  # noqa: PLC0415 - as above
+    from dpdist.core.pipeline.sources import Workers, read_for  # noqa: PLC0415 - as above
+
+    meaning = schema if schema is None or isinstance(schema, Schema) else read_for(schema, source, header)
+    unit = unit_from(privacy_unit, max_rows, keep)
+    choices = Choices(variable, missing, header, meaning, Genotypes.of(genotypes or {}), rows_dimension)
+    ledger = None if ledger is None else parse_address(ledger)
+    table = collection_of(source, rows_dimension)
+    origin: Callable[..., dict[str, object]]
+    write: Callable[..., object]
+    if table is None:
+        if is_a(source, "anndata", "AnnData"):
+            raise UsageError(
+                "An AnnData object is ingested from a file, with its donors: save it with source.write_h5ad(FILE)."
+            )
+        if not isinstance(source, str | os.PathLike | Remote):
+            raise UsageError(
+                "The source is a path, an address, or a table from Dask, xarray, pandas, polars, Arrow, SciPy or "
+                f"NumPy, not a value of type {type(source).__name__}."
+            )
+        path = location_of(source)
+        origin = partial(origin_of, path, unit=unit, choices=choices)
+        write = partial(
+            ingest, path, progress=steps(progress, "Ingesting in this process"), unit=unit, choices=choices, say=say,
+            elsewhere=Workers(cluster, progress),
+        )  # fmt: skip
+    else:
+        from dpdist.core.ingest.blocks import ingest_collection  # noqa: PLC0415 - files need no Dask
+
+        _require_of_files(
+            privacy_unit=privacy_unit, variable=variable, missing=missing, header=header, genotypes=genotypes or None
+        )
+        origin = partial(table.origin, schema=meaning)
+        write = partial(ingest_collection, table, cluster=cluster, progress=progress, schema=meaning, say=say)
+
+    def exists() -> bool:
+        if not rows.exists():
+            return False
+        if table is None and isinstance(path, Path) and not path.exists() and attributes_of(rows) is None:
+            raise UsageError(
+                f"{path} does not exist, and {rows} does. They seem to be swapped; the source comes first: "
+                f"{step('ingest', rows, path)}."
+            )
+        require_same_origin(rows, origin(columns=columns, compress=compress))
+        return True
+
+    def make() -> None:
+        if budget is not None:
+            _require_no_ledger(ledger or default_ledger(rows))
+        write(rows, budget=budget, columns=columns, compress=compress)
+
+    make_once(exists, make)
+    return taken_up(rows, budget, ledger)
+
+
+def taken_up(rows: Store, budget: PrivacyLoss | None, ledger: LedgerAddress | None) -> RowsTable:
+    """Open existing rows, and create the ledger of their budget if there is none."""
+    table = open_rows(rows)
+    if budget not in {None, table.budget}:
+        cure = (
+            f"Leave {parameter('budget_epsilon')} out" if table.budget else f"Declare it with {step('ledger create')}"
+        )
+        raise UsageError(
+            f"{rows} exists already, with {f'a budget of {table.budget}' if table.budget else 'no budget'}, not "
+            f"{budget}; a budget is declared once. {cure}, or choose another path for the rows."
+        )
+    if ledger is not None and table.ledger_id is not None and _id_at(ledger) != table.ledger_id:
+        location = state_folder.seen(table.dataset_id).place
+        description = f"the ledger {location}" if location is not None else f"a ledger with the id {table.ledger_id}"
+        raise UsageError(
+            f"{table.store} exists already, with {description}; {ledger} is another one. The ledger of rows is "
+            f"permanent: leave {parameter('ledger')} out or, if it was moved, pass its new path."
+        )
+    return complete_ingest(rows, ledger)
+
+
+def _id_at(ledger: LedgerAddress) -> str | None:
+    """Return the identifier of the ledger at an address, or None without a ledger."""
+    return Ledger(ledger).ledger_id if Ledger.stands_at(ledger) else None
+
+
+def _require_of_files(**choices: object) -> None:
+    """Refuse options that require a file: UsageError."""
+    for name, value in choices.items():
+        if value is not None:
+            raise UsageError(
+                f"{parameter(name)} is for files. Leave it out, or write the table to .parquet or .npy and ingest that."
+            )
+
+
+def _require_no_ledger(ledger: LedgerAddress) -> None:
+    if ledger.exists() if isinstance(ledger, Path) else Ledger.stands_at(ledger):
+        raise DataError(
+            f"A ledger exists at {ledger}. It may be the only record of the budget of other rows: keep it, and choose "
+            "another name for these rows."
+        )
+    if isinstance(ledger, Path):
+        require_new(ledger, "ledger")
+
+
+def _require_declared(owner: object, declared: PrivacyLoss | None, budget: PrivacyLoss | None) -> None:
+    """Refuse a budget that differs from the declared one."""
+    if budget not in {None, declared}:
+        raise UsageError(f"The budget of {owner} is {declared}, and a budget is declared once.")
+
+
+def create_ledger(
+    ledger: AnyLedgerAddress, rows: AnyStore, budget: PrivacyLoss | None = None, spent: PrivacyLoss | None = None
+) -> Ledger:
+    """Create the ledger of rows; if the process dies, the same call completes it.
+
+    The budget and the ledger of a table are permanent: with a second ledger, the same release could be drawn twice. So
+    an existing ledger of the rows is opened, and a copy of the rows gets the same one.
+
+    Parameters
+    ----------
+    ledger : str or path-like
+        The folder to create, or ``postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME``.
+    rows : str or path-like
+        The rows.zarr of the budget.
+    budget : PrivacyLoss, default None
+        Largest total privacy loss of all releases of these rows. None: the budget declared at the ingest.
+    spent : PrivacyLoss, default None
+        What releases about the same people cost before this ledger, such as those in a ledger of a version before
+        0.1.0, which this ledger then replaces. It is taken off the budget, and the guarantee repeats the statement.
+        None: nothing.
+
+    Returns
+    -------
+    Ledger
+        The opened ledger.
+
+    Raises
+    ------
+    UsageError
+        If neither the call nor the rows declare a budget, the rows declare another one, or nothing of it is left.
+    RefusedError
+        If the rows, or a copy of them, have another ledger already, or were released for reproduction.
+    DataError
+        If another ledger exists there, or the ledger or the rows cannot be written.
+
+    See Also
+    --------
+    ingest_rows : Declare the budget with the ingest.
+    Ledger : Open an existing ledger.
+
+    References
+    ----------
+    Rogers, Roth, Ullman & Vadhan 2016, Privacy odometers and filters: pay-as-you-go composition. The theorem behind the
+    ledger is in :mod:`dpdist.core.privacy.profile`.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> import dpdist
+    >>> here = tempfile.TemporaryDirectory()
+    >>> np.save(f"{here.name}/table.npy", np.arange(12.0).reshape(4, 3))
+    >>> table = dpdist.ingest_rows(f"{here.name}/table.npy", f"{here.name}/rows.zarr")
+    >>> budget = dpdist.PrivacyLoss.parse(2, 1e-6)
+    >>> ledger = dpdist.create_ledger(f"{here.name}/rows.ledger", table.path, budget)
+    >>> str(ledger.budget), ledger.balance().charged
+    ('epsilon 2, delta 1e-06', 0)
+    >>> here.cleanup()
+    """
+    rows = store_at(rows)
+    with rows.locked():
+        return _create_ledger(ledger, rows, budget, spent)
+
+
+def _create_ledger(
+    ledger: AnyLedgerAddress, rows: Store, budget: PrivacyLoss | None = None, spent: PrivacyLoss | None = None
+) -> Ledger:
+    """Create the ledger of locked rows."""
+    ledger = parse_address(ledger)
+    table = open_rows(rows)
+    declared = budget or table.budget
+    if table.budget is not None:
+        _require_declared(rows, table.budget, budget)
+    if table.ledger_id is not None:
+        if _id_at(ledger) == table.ledger_id:
+            return _require_spent(Ledger(ledger), spent)
+        if spent is None or not _is_unread(table):
+            raise RefusedError(
+                f"{rows} has a ledger already; a second one would spend the budget twice. If it was moved, pass its "
+                f"new path as {parameter('ledger')}; if it is lost, restore it from a copy."
+            )
+    if table.reproduced:
+        raise reproduced(rows)
+    opened = only_ledger(ledger, rows, table.dataset_id, declared, spent=spent, unread=table.ledger_id)
+    bind_ledger(table, opened.declared, opened.ledger_id, unread=table.ledger_id)
+    return _require_spent(opened, spent)
+
+
+def _require_spent(opened: Ledger, spent: PrivacyLoss | None) -> Ledger:
+    """Refuse a ledger that was created with another statement of what was spent."""
+    if spent is not None and opened.spent != spent:
+        raise UsageError(
+            f"{opened} exists already, and was created with {opened.spent or 'nothing'} spent before.",
+            parameter="spent",
+        )
+    return opened
+
+
+def _is_unread(table: Table) -> bool:
+    """Whether the ledger of a table is there, and another version wrote it, so that this one cannot charge it."""
+    place = state_folder.seen(table.dataset_id).place
+    for address in (default_ledger(table.store), *([] if place is None else [parse_address(place)])):
+        if Ledger.stands_at(address):
+            try:
+                Ledger(address).verify()
+            except OtherFormatError as error:
+                if error.ledger_id == table.ledger_id:
+                    return True
+    return False
+
+
+def periodic_table(
+    rows: AnyStore,
+    budget: PrivacyLoss | None = None,
+    ledger: LedgerAddress | None = None,
+    unit: Unit | None = None,
+) -> tuple[PeriodicTable, Ledger]:
+    """Open a folder of periods and its ledger; create or complete them if necessary."""
+    rows = store_at(rows)
+    if not isinstance(rows.address(), Path):
+        raise UsageError(
+            f"Rows that come in periods need a folder, and {rows} is an address: simultaneous runs lock the folder, "
+            "which an object store does not support."
+        )
+    address = ledger or default_ledger(rows)
+
+    def make() -> None:
+        if budget is None:
+            raise UsageError(f"{rows} does not exist yet. Declare a budget for it ({parameter('budget_epsilon')}).")
+        if Ledger.stands_at(address):
+            _require_no_ledger(address)
+        create_periods(rows, budget, unit)
+
+    make_once(rows.exists, make)
+    with rows.locked():
+        table = open_periods(rows)
+        _require_declared(rows, table.budget, budget)
+        if table.ledger_id is None:
+            opened = only_ledger(address, rows, table.dataset_id, table.budget, periodic=True)
+            return bind_periods(table, opened.ledger_id), opened
+    return table, Ledger.charged_for(rows, table.ledger_id, address)
+
+
+def only_ledger(
+    address: LedgerAddress,
+    rows: object,
+    dataset_id: str,
+    budget: PrivacyLoss | None,
+    *,
+    periodic: bool = False,
+    spent: PrivacyLoss | None = None,
+    unread: str | None = None,
+) -> Ledger:
+    """Return the ledger of rows without a recorded one; the first of simultaneous calls creates it, for copies too.
+
+    ``unread`` is the recorded ledger, if another version wrote it.
+    """
+    with state_folder.held(dataset_id) as data:
+        opened = _ledger_to_name(address, rows, dataset_id, budget, unread)
+        if opened is None:
+            opened = Ledger.create(
+                address, dataset_id=dataset_id, budget=_declared(rows, budget), periodic=periodic, spent=spent
+            )
+        if state_folder.seen(dataset_id).ledger_id in {None, unread}:
+            data.write(state_folder.DatasetRecord(opened.ledger_id, str(absolute(address))))
+        return opened
+
+
+def _ledger_to_name(
+    address: LedgerAddress, rows: object, dataset_id: str, budget: PrivacyLoss | None, unread: str | None = None
+) -> Ledger | None:
+    """Return the ledger for rows without a recorded one; None if it may be created at this address.
+
+    A ledger of this data set may exist there: from a call that died before the rows recorded it, or from a copy of the
+    rows on another machine.
+    """
+    record = state_folder.seen(dataset_id)
+    if record.reproduced:
+        raise reproduced(rows)
+    opened = Ledger(address) if Ledger.stands_at(address) else None
+    if record.ledger_id in {None, unread}:
+        declared = _declared(rows, budget)
+        if opened is not None and opened.dataset_id == dataset_id and opened.declared == declared:
+            return opened
+        _require_no_ledger(address)
+        return None
+    if opened is None or opened.ledger_id != record.ledger_id:
+        raise RefusedError(
+            f"{rows} is a copy of rows with the ledger {record.place}; a second one would spend the budget twice. Pass "
+            f"that one: {step('ledger create', record.place, rows=rows)}, or {parameter('ledger', record.place)}. "
+            "If it was moved, pass its new path. If it is lost, restore it from a copy, and charge the missing "
+            f"releases with: {step('ledger adopt', 'LEDGER')}."
+        )
+    _require_declared(f"the ledger {address} of these rows", opened.declared, budget)
+    return opened
+
+
+def _declared(rows: object, budget: PrivacyLoss | None) -> PrivacyLoss:
+    if budget is None:
+        raise UsageError(
+            f"{rows} declares no budget. Pass {parameter('budget_epsilon')} and, if a delta is allowed, "
+            f"{parameter('budget_delta')}."
+        )
+    return budget
+
+
+def ledger_of(rows: AnyStore, ledger: LedgerAddress | None = None, budget: PrivacyLoss | None = None) -> Ledger | None:
+    """Return the ledger that a release of rows or of a folder of periods would charge, without creating it."""
+    rows = store_at(rows)
+    if not rows.exists():
+        if budget is not None:
+            _require_no_ledger(ledger or default_ledger(rows))
+        return None
+    table = open_periods(rows) if is_periodic(rows) else open_rows(rows)
+    if table.ledger_id is not None:
+        return Ledger.charged_for(rows, table.ledger_id, ledger or ledger_place(table))
+    if table.budget is None:
+        return None
+    return _ledger_to_name(ledger or default_ledger(rows), rows, table.dataset_id, table.budget)
+
+
+def complete_ingest(rows: AnyStore, ledger: AnyLedgerAddress | None = None) -> RowsTable:
+    """Open rows, and create the ledger of a declared budget if the ingest died before that."""
+    rows = store_at(rows)
+    table = open_rows(rows)
+    if table.budget is None or table.ledger_id is not None:
+        return table
+    with rows.locked():
+        if open_rows(rows).ledger_id is None:  # another run may have been faster
+            _create_ledger(ledger or default_ledger(rows), rows)
+    return open_rows(rows)
+
+
+def verify_ledger(ledger: AnyLedgerAddress, releases: Sequence[AnyStore] = ()) -> Ledger:
+    """Verify a ledger from its first entry, and that it contains these releases; return it.
+
+    Of an adopted release it contains only the id: the bytes were committed to another copy.
+    """
+    opened = Ledger(ledger)
+    opened.verify()
+    for path in map(store_at, releases):
+        if (attributes_of(path) or {}).get("format") == matrix.FORMAT:
+            release_id = matrix.require_recorded(opened, path).release_id
+        else:
+            release_id = trusted.require_recorded(opened, path).release_id
+        record = opened.record(release_id)
+        if record is not None and record.state is State.ADOPTED:
+            continue
+        with opened.opened(release_id) as committed:
+            same = archive.holds(path, committed)
+        if not same:
+            raise DataError(f"{path} differs from the release committed to {ledger}: it was altered. Publish it again.")
+    return opened

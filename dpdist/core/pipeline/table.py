@@ -1,0 +1,224 @@
+"""Rows of one file of a table, next to it, with a budget: the decisions of a release by one command.
+
+``table.csv`` becomes ``table.zarr`` with the ledger ``table.ledger``. The identity of these rows follows from the bytes
+of the file, so a copy of the file is charged to the same ledger; other contents are other rows. With another schema the
+same file has other rows, ``table-0a1b2c3d.zarr``, with the same ledger; their digest is part of the ids of releases.
+The digest of the file stays in the state folder (:mod:`dpdist.core.ledger.state_folder`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Any, NamedTuple
+
+from dpdist.core.errors import DataError, UsageError
+from dpdist.core.ingest.readers.base import ChoiceRequiredError, Choices, counts_rows
+from dpdist.core.ingest.readers.source import Head
+from dpdist.core.ingest.sources import KINDS, head_at, table_at
+from dpdist.core.ingest.write import ingest
+from dpdist.core.ledger import state_folder
+from dpdist.core.ledger.address import LedgerAddress, parse_address
+from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.naming import parameter, step
+from dpdist.core.pipeline.budget import create_ledger, default_ledger
+from dpdist.core.pipeline.release import require_releasable
+from dpdist.core.pipeline.sources import Workers, read_for
+from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.core.progress import Progress, steps
+from dpdist.core.release.request import ReleaseRequest
+from dpdist.core.rows.automatic import require_owner, rows_are, schema_of_numbers
+from dpdist.core.rows.dataset import RowsTable, open_ingested
+from dpdist.core.rows.schema import Schema
+from dpdist.core.rows.units import Owner, Unit, unit_from
+from dpdist.core.runtime.cluster import Cluster
+from dpdist.core.storage.atomic import make_once
+from dpdist.core.storage.store import AnyStore, store_at
+from dpdist.core.text import canonical, counted, listed
+
+
+def rows_next_to(file: Path) -> Path:
+    """Return where the rows of a file of a table are stored.
+
+    >>> str(rows_next_to(Path("data/table.csv.gz")))
+    'data/table.zarr'
+    """
+    suffix = max((suffix for suffix in KINDS if file.name.lower().endswith(suffix)), key=len, default="")
+    return file.with_name(file.name[: len(file.name) - len(suffix)] + ".zarr")
+
+
+class FileRows(NamedTuple):
+    """The rows of a file, and the ledger of its budget."""
+
+    table: RowsTable
+    ledger: LedgerAddress
+
+
+def rows_of_file(
+    file: Path,
+    request: ReleaseRequest,
+    *,
+    budget: PrivacyLoss | None = None,
+    target: AnyStore | None = None,
+    schema: Schema | Any = None,
+    header: str | None = None,
+    owner: Owner = Owner(),  # noqa: B008 - frozen
+    progress: Progress | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    cluster: Cluster | None = None,
+) -> FileRows:
+    """Ingest a file next to it, with a budget of ``budget`` or of the request, and report every decision."""
+    if not file.is_file():
+        raise DataError(f"{file} is not a file. Check its name.")
+    first = rows_next_to(file)
+    if target is not None and store_at(target).absolute() == store_at(first).absolute():
+        raise UsageError(f"The rows of {file} are stored in {first}. Choose another name for the release.")
+    content = _content_of(file)
+    schema, unit, head = _meaning(file, schema, header, owner)
+    choices = Choices(header=header, schema=schema)
+    identity = state_folder.identity_of(content, str(first.absolute()))
+    described = canonical([choices.to_json(), None if unit is None else unit.to_json()])
+    variant = hashlib.sha256(described.encode()).hexdigest()
+
+    def unchanged() -> tuple[str, str]:
+        if _content_of(file) != content:
+            raise DataError(f"{file} changed while it was read. Run the same command again when it is complete.")
+        return identity, variant
+
+    def make(rows: Path) -> None:
+        ingest(
+            file, rows, unit=unit, choices=choices, progress=steps(progress, "Ingesting in this process"),
+            elsewhere=Workers(cluster, progress), identity=unchanged,
+        )  # fmt: skip
+
+    table, rows = _made(file, first, (identity, variant), make)
+    place = state_folder.seen(identity).place
+    ledger = default_ledger(first) if place is None else _moved(first, parse_address(place))
+    if table.ledger_id is None:
+        if place is None:
+            require_releasable(table, request, budget or request.loss)  # before it is declared for good
+        create_ledger(ledger, rows, budget or (request.loss if place is None else None))
+        table = open_ingested(rows)
+    elif budget is not None and budget != Ledger(ledger).budget:
+        raise UsageError(
+            f"The budget of {file} is {Ledger(ledger).budget}, in {ledger}. Leave {parameter('budget_epsilon')} out; "
+            f"{step('ledger raise')} raises it."
+        )
+    Ledger(ledger).require_relation(request.neighbours)  # a private n is printed nowhere
+    public = request.neighbours is Neighbours.REPLACE_ONE
+    say(_decisions(file, table, ledger, _left_out(head, table.schema), owner, rows=table.rows if public else None))
+    return FileRows(table, ledger)
+
+
+def _meaning(
+    file: Path, schema: Any, header: str | None, owner: Owner
+) -> tuple[Schema | None, Unit | None, Head | None]:
+    """Return the schema of a file, the privacy unit of one that takes none, and its head if the schema was decided."""
+    if schema is None:
+        decided, head = automatic_schema(file, header, owner)
+        return decided, unit_from(owner.column, owner.max_rows, None) if decided is None else None, head
+    if owner.column is not None:
+        raise UsageError(
+            f'With a schema, {owner.column} is declared in it: kind = "privacy unit" for its column, and max_rows = M '
+            f"above the columns. Leave {parameter('person')} and {parameter('max_rows')} out."
+        )
+    schema = schema if isinstance(schema, Schema) else read_for(schema, file, header)
+    if schema.unit is not None:
+        if owner.each_row:
+            raise UsageError(f"The schema declares a privacy unit. Leave {parameter('each_row_is_a_person')} out.")
+        return schema, None, None
+    head = head_at(file, Path(gettempdir()), Choices(header=header, schema=schema))
+    require_owner(file, head.asked, owner, schema)
+    return schema, None, None
+
+
+def _made(
+    file: Path, first: Path, identity: tuple[str, str], make: Callable[[Path], None]
+) -> tuple[RowsTable, Path]:  # fmt: skip
+    """Return the rows of a file and where they are; make them if there are none."""
+    for _ in range(2):  # again if another process was faster, with another schema
+        rows = _place(file, first, *identity)
+        make_once(rows.exists, partial(make, rows))
+        table = open_ingested(rows)
+        if (table.dataset_id, table.variant) == identity:
+            return table, rows
+    raise DataError(f"{rows} exists already, with other rows than {file}. Rename it, or give {file} another name.")
+
+
+def _place(file: Path, first: Path, identity: str, variant: str) -> Path:
+    """Return where the rows are or will be: next to the file, under another name for another schema."""
+    if not first.exists():
+        return first
+    table = open_ingested(first)
+    if table.dataset_id != identity:
+        if table.variant is not None:
+            raise DataError(
+                f"{first} has other rows than {file} now. Either the file was changed: give the new one another name. "
+                f"Or the state folder was lost: restore it ({state_folder.state_home()}), because another name would "
+                "be a second budget of the same people."
+            )
+        raise DataError(
+            f"{first} exists already, with other rows than {file}, or from another command. To release the rows there: "
+            f"{step('release', first, 'RELEASE', epsilon='E', delta='D')}. To release {file}, give it another name."
+        )
+    return first if table.variant == variant else first.with_name(f"{first.stem}-{variant[:8]}.zarr")
+
+
+def _moved(first: Path, place: LedgerAddress) -> LedgerAddress:
+    """Return where the recorded ledger is: its place or, if the folder was moved, next to the rows."""
+    if Ledger.stands_at(place):
+        return place
+    if Ledger.stands_at(default_ledger(first)):
+        return default_ledger(first)  # whether it is the recorded one is verified at the charge, as for every ledger
+    raise DataError(
+        f"The ledger {place} is missing. Restore it from a copy, or move it to {default_ledger(first)}; nothing was "
+        "read or spent."
+    )
+
+
+def _content_of(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _left_out(head: Head | None, schema: Schema | None) -> list[str]:
+    """Return the columns of a source that are neither summed nor a privacy unit; those of a schema without a head."""
+    columns = [] if schema is None else schema.columns
+    kept = {column.name for column in columns if column.kind != "ignored"}
+    names = [column.name for column in columns] if head is None or schema is None else head.names
+    return [name for name in names if name not in kept]
+
+
+def _decisions(
+    file: Path, table: RowsTable, ledger: LedgerAddress, left_out: Sequence[str], owner: Owner, *, rows: int | None
+) -> str:
+    """Return a sentence for each decision about a table, without its number of rows if that is private."""
+    schema, unit = table.schema, table.unit
+    size = "" if rows is None else f"{counted(rows, 'row')} of "
+    sentences = [
+        f"{file}: {size}{counted(table.columns, 'column')}"
+        + (f", without {listed(left_out)}" if left_out else ""),
+        rows_are(owner) if unit is None else
+        f"All rows of one {unit.column} are protected together, and at most {unit.max_rows} of them are kept",
+        f"The budget of the table is {Ledger(ledger).budget}, in {ledger}",
+    ]  # fmt: skip
+    if schema is not None and schema.centring:
+        sentences.append("Cells without a number count as the centre of their column, which weakens its correlations")
+    return ". ".join(sentences) + "."
+
+
+def automatic_schema(file: Path, header: str | None, owner: Owner) -> tuple[Schema | None, Head]:
+    """Return the schema of a table of numbers, None for a file that contains nothing else; and the head of the file."""
+    try:
+        head, unclear = table_at(file, Path(gettempdir()), header)
+    except ChoiceRequiredError as error:
+        raise DataError(f"{error} Add {parameter('header', 'yes')} or {parameter('header', 'no')}.") from None
+    if unclear is None:
+        if owner == Owner():
+            require_owner(file, head.asked, owner)
+        return None, head
+    indexes = {head.names[place] for place in head.indexes} | set(filter(counts_rows, head.names))
+    return schema_of_numbers(file, head.names, head.kinds, unclear, indexes, owner, header), head

@@ -1,0 +1,226 @@
+"""A private histogram of the rows' norms, for the choice of a clip norm: requested, charged, drawn and committed once.
+
+It is drawn as described in :mod:`dpdist.core.release.histograms`. A quantile of it is free post-processing: the id
+follows from the data set's identity and public parameters, as that of a release, and not from the quantile. A request
+without a delta gets that of the budget (:func:`resolved`).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+from dpdist.core.errors import DataError
+from dpdist.core.ledger.state import State
+from dpdist.core.mechanisms.counts import CalibratedHistogram, CountNoise, Counts, noise_from_json
+from dpdist.core.mechanisms.quantile import NAME, QuantileEstimate, calibrated, quantile_of
+from dpdist.core.moment.histograms import NormCounting, NormGrid
+from dpdist.core.privacy.checks import cautions
+from dpdist.core.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, neighbours_of
+from dpdist.core.release.histograms import HistogramTransaction
+from dpdist.core.release.request import common_parameters, id_of
+from dpdist.core.rows.bounding import RowBound
+from dpdist.core.rows.table import Table
+
+FORMAT = "dpdist-norms/1"
+
+
+@dataclass(frozen=True)
+class NormsRequest:
+    """Request for a private histogram of the norms of the rows, which chooses a clip norm.
+
+    Parameters
+    ----------
+    loss : PrivacyLoss
+        Its price, a small part of the budget: Gaussian noise with a delta, discrete Laplace noise without.
+    grid : NormGrid, default NormGrid()
+        The public norms to choose from.
+    neighbours : Neighbours or str, default Neighbours.REPLACE_ONE
+        The neighbouring relation.
+    centre : tuple of float, default None
+        Public shift, one number for each of the d columns, as in the release. None: no shift.
+    scale : tuple of float, default None
+        Public divisor, one positive number for each of the d columns. None: no divisor.
+    accept_large_delta : bool, default False
+        Whether a delta of 1/n or more is intended, if n is public.
+
+    Raises
+    ------
+    UsageError
+        If the neighbouring relation is unknown.
+
+    See Also
+    --------
+    choose_clip_norm : Takes such a request.
+    ReleaseRequest : The release that uses the clip norm.
+
+    Examples
+    --------
+    >>> import dpdist
+    >>> request = dpdist.NormsRequest(dpdist.PrivacyLoss.parse(0.1), dpdist.NormGrid(1, 1000))
+    >>> str(request.loss), request.grid.edges[:3]
+    ('epsilon 0.1, delta 0', (1.0, 1.414, 2.0))
+    """
+
+    loss: PrivacyLoss
+    grid: NormGrid = NormGrid()  # noqa: RUF009 - frozen
+    neighbours: Neighbours = Neighbours.REPLACE_ONE
+    centre: tuple[float, ...] | None = None
+    scale: tuple[float, ...] | None = None
+    accept_large_delta: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "neighbours", neighbours_of(self.neighbours))
+
+    def bound(self, columns: int) -> RowBound:
+        """Return shift and scale for rows with this number of columns; UsageError if they do not match."""
+        return RowBound(columns, self.grid.edges[-1], centre=self.centre, scale=self.scale)
+
+    def calibrated(self, table: Table) -> CalibratedHistogram:
+        """Return the noise for a table."""
+        return calibrated(self.loss, self.neighbours, table.max_rows)
+
+    def guarantee(self, table: Table) -> Guarantee:
+        """Return the guarantee of the histogram of a table."""
+        return self.calibrated(table).guarantee
+
+    def parameters(self, table: Table) -> dict[str, object]:
+        """Return the parameters of the histogram besides the rows, as JSON values."""
+        vectors = {"centre": self.centre, "scale": self.scale}
+        return {
+            **common_parameters(table, NAME, self.loss, self.neighbours),
+            "grid": self.grid.to_json(),
+            **{name: None if vector is None else list(vector) for name, vector in vectors.items()},
+        }
+
+    def release_id(self, table: Table) -> str:
+        """Return the id, which follows from the parameters."""
+        return id_of("n", self.parameters(table))
+
+
+class NormsTransaction(HistogramTransaction[NormsRequest]):
+    """The release of a histogram of norms, or the stage of a release; of scaled rows if a scale is chosen first."""
+
+    def counting(self) -> NormCounting:
+        """Return the definition of the counts."""
+        return NormCounting(self.request.bound(self.table.columns), self.request.grid.edges)
+
+    def calibrated(self) -> CalibratedHistogram:
+        """Return the noise."""
+        return self.request.calibrated(self.table)
+
+    def content(self, noisy: Counts, ledger_head: str) -> dict[str, object]:
+        """Return the committed document, with all noisy counts."""
+        rows = self.table.rows if self.request.neighbours is Neighbours.REPLACE_ONE else None
+        edges, calibrated = self.request.grid.edges, self.calibrated()
+        condition = self.account().condition
+        return NormHistogram.of_noisy(noisy, calibrated, edges, rows, self.release_id, ledger_head, condition).to_json()
+
+    def read(self) -> NormHistogram:
+        """Read the committed histogram, verified, and record its publication; idempotent."""
+        return NormHistogram.from_json(self.published())
+
+
+@dataclass(frozen=True)
+class NormHistogram:
+    """A released histogram of norms. Public."""
+
+    release_id: str
+    guarantee: Guarantee
+    edges: tuple[float, ...]  # the grid, increasing
+    counts: tuple[int, ...]  # noisy counts of the norms up to each edge, and beyond the last
+    noise: CountNoise  # of each count
+    rows: int | None  # n under replace-one, None under add-remove
+    ledger_head: str  # head of the ledger's journal before the draw; detects a ledger that has lost the histogram
+    condition: str | None = None  # a statement about the ledger's past on which the guarantee depends
+
+    @classmethod
+    def of_noisy(
+        cls, noisy: Counts, calibrated: CalibratedHistogram, edges: tuple[float, ...], rows: int | None,
+        release_id: str = "", ledger_head: str = "", condition: str | None = None,
+    ) -> NormHistogram:  # fmt: skip
+        """Return a histogram from noisy counts; ``rows`` is n if it is public."""
+        counts = tuple(noisy.tolist())
+        return cls(release_id, calibrated.guarantee, edges, counts, calibrated.noise, rows, ledger_head, condition)
+
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """Warnings about a weak guarantee, as in :class:`dpdist.core.release.artefact.Release`."""
+        return cautions(self.guarantee.loss, self.guarantee.neighbours, self.rows)
+
+    def quantile(self, quantile: Fraction) -> QuantileEstimate:
+        """Estimate a quantile of the norms. Free."""
+        return quantile_of(self.counts, self.noise, quantile, rows=self.rows)
+
+    def answered(self, most: int) -> Fraction | None:
+        """Return the largest quantile, in hundredths from 0.5 to ``most``, that is on the grid; None if none is."""
+        for hundredths in range(most, 49, -1):
+            estimate = self.quantile(Fraction(hundredths, 100))
+            if estimate.edge is not None and estimate.up_to_edge is not None:
+                return Fraction(hundredths, 100)
+        return None
+
+    def clip_norm(self) -> tuple[float, Fraction]:
+        """Return the 0.95-quantile of the norms, or the largest smaller one on the grid, and which quantile it is."""
+        quantile = self.answered(95) or Fraction(1, 2)
+        estimate = self.quantile(quantile)
+        if estimate.edge is None:
+            return self.edges[-1], quantile
+        clip = self.edges[estimate.edge]
+        if estimate.edge:
+            below = self.edges[estimate.edge - 1]
+            clip = float(f"{below * (clip / below) ** estimate.within:.4g}")
+        return clip, quantile
+
+    def share_up_to(self, norm: float) -> Fraction:
+        """Return the estimated share of the rows up to a norm, in hundredths, from .01 to .99."""
+        index = bisect_left(self.edges, norm)
+        below: float = sum(self.counts[:index])
+        if 0 < index < len(self.edges):
+            low, high = self.edges[index - 1 : index + 1]
+            below += self.counts[index] * math.log(norm / low) / math.log(high / low)
+        total = max(1, sum(self.counts) if self.rows is None else self.rows)
+        return Fraction(min(99, max(1, round(100 * below / total))), 100)
+
+    def to_json(self) -> dict[str, object]:
+        """Return plain JSON values."""
+        return {
+            "format": FORMAT,
+            "release_id": self.release_id,
+            "mechanism": NAME,
+            "guarantee": self.guarantee.to_json(),
+            "noise": self.noise.to_json(),
+            "edges": list(self.edges),
+            "counts": list(self.counts),
+            "n": self.rows,
+            "ledger_head": self.ledger_head,
+            **({} if self.condition is None else {"condition": self.condition}),
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> NormHistogram:
+        """Read a document that :meth:`to_json` wrote."""
+        if value["format"] != FORMAT:
+            raise DataError(
+                f"The histogram has format {value['format']!r}; this version reads {FORMAT}. Use the "
+                "version that wrote it."
+            )
+        return cls(
+            value["release_id"], Guarantee.from_json(value["guarantee"]), tuple(value["edges"]), tuple(value["counts"]),
+            noise_from_json(value["noise"]), value["n"], value["ledger_head"], value.get("condition"),
+        )  # fmt: skip
+
+
+def resolved(transaction: NormsTransaction) -> NormsTransaction:
+    """Give a request without a delta that of the budget, unless a histogram without one was reserved."""
+    request, ledger = transaction.request, transaction.account()
+    losses = [replace(request.loss, delta_atto=delta) for delta in (0, ledger.budget.delta_atto)]
+    candidates = [
+        NormsTransaction(replace(request, loss=loss), transaction.table, transaction.ledger) for loss in losses
+    ]  # fmt: skip
+    by_id = {candidate.release_id: candidate for candidate in candidates}
+    charged = (record.release_id for record in ledger.records if record.state is not State.ABORTED)
+    return next((by_id[name] for name in charged if name in by_id), candidates[1])

@@ -1,0 +1,224 @@
+"""The description of one column of a source; a :class:`dpdist.core.rows.schema.Schema` contains one for each column."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+from dpdist.core.text import listed
+
+DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64")
+"""Data types of stored rows."""
+SECONDS = {
+    "seconds": 1, "minutes": 60, "hours": 3600, "days": 86400, "weeks": 7 * 86400, "years": 31556952,
+}  # fmt: skip
+"""Seconds per unit of a date; a year has 365.2425 days."""
+LARGEST_WHOLE = 2.0**53
+"""float64 represents every whole number up to this one."""
+DIRECTIVES = "YymdejbBhHMSTRIpFDaAznt%"
+"""Supported directives of a date format. Others do not determine it (%Z, %U), or depend on the local zone (%s)."""
+STORED = frozenset({"number", "integer", "boolean", "category", "date"})
+"""Kinds of columns that are stored as numbers."""
+_MOST_NAMED = 10**100
+"""Larger whole numbers cannot name a category: Python refuses to write thousands of digits."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """Public description of one column of a source; a :class:`Schema` validates it.
+
+    Parameters
+    ----------
+    name : str
+        Its name in the source.
+    kind : str
+        ``"number"``, rounded to float64; ``"integer"``, refused from 2^53 on without a range; ``"boolean"``,
+        ``"category"``, ``"date"``; ``"ignored"``, excluded; or ``"privacy unit"``, which identifies the owner of a row,
+        possibly together with other columns, and is not stored.
+    range : pair of float, or of dates, default None
+        For a number, an integer or a date: the least and greatest relevant value, from public knowledge. Values outside
+        are clipped to it without notice. None: no range.
+    categories : sequence of str, default None
+        For a category: the list of categories, from public knowledge.
+    encoding : str, default None
+        For a category: ``"one-hot"``, a column of 0 and 1 for each; or ``"ordinal"``, its index in the list, from 0.
+        None: one-hot.
+    other : str, default None
+        Treatment of unlisted categories, and of text without a digit in a column of numbers: ``"refuse"``;
+        ``"missing"``; or ``"column"``, for categories: an additional column of 0 and 1. None: refuse.
+    unit : str, default None
+        Unit of a date: ``"seconds"``, ``"minutes"``, ``"hours"``, ``"days"``, ``"weeks"`` or ``"years"`` of 365.2425
+        days. None: days.
+    origin : date or str, default None
+        The public date mapped to 0. None: 1970-01-01.
+    format : str, default None
+        Format of dates in text, such as ``"%d.%m.%Y"``, with the directives of :data:`DIRECTIVES`. None: 2026-01-31 or
+        2026-01-31 12:00:00.
+    missing : str, default None
+        Treatment of a missing value: ``"refuse"``; ``"fill"``, replace it by the constant `fill`; ``"centre"``,
+        replace it by the centre of the column in each release; ``"drop"``, count the row as the centre of the others;
+        or ``"indicator"``, set an additional column to 1. None: refuse.
+    fill : float, str, bool or date, default None
+        Public constant for a missing value. With an indicator, None means the middle of the range, or 0.
+    weight : float, default None
+        Positive factor of the numbers. None: 1.
+    missing_values : sequence of str or number, default None
+        Text and codes that mean a missing value, such as ``["?", -999]``, in addition to :data:`MISSING_WORDS`.
+
+    See Also
+    --------
+    Schema : All columns of a source.
+
+    Examples
+    --------
+    >>> import dpdist
+    >>> dpdist.Column("age", "integer", range=(0, 120), missing="indicator")
+    Column('age', 'integer', range=(0.0, 120.0), missing='indicator')
+    """
+
+    name: str
+    kind: str
+    range: Any = None
+    categories: Any = None
+    encoding: str | None = None
+    other: str | None = None
+    unit: str | None = None
+    origin: Any = None
+    format: str | None = None
+    missing: str | None = None
+    fill: Any = None
+    weight: Any = None
+    missing_values: Any = None
+
+    def __post_init__(self) -> None:
+        for key, stored in (("range", _plain), ("categories", _named), ("missing_values", _coded)):
+            value = getattr(self, key)
+            if isinstance(value, Sequence) and not isinstance(value, str):
+                object.__setattr__(self, key, tuple(map(stored, value)))
+        for key in ("origin", "weight"):
+            object.__setattr__(self, key, _plain(getattr(self, key)))
+        object.__setattr__(self, "fill", _named(self.fill) if self.kind == "category" else _plain(self.fill))
+
+    def __repr__(self) -> str:
+        properties = "".join(f", {key}={value!r}" for key, value in self.given.items())
+        return f"Column({self.name!r}, {self.kind!r}{properties})"
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """All properties other than name and kind."""
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)[2:]}
+        return {key: value for key, value in values.items() if value is not None}
+
+    @property
+    def words(self) -> str:
+        """A readable description."""
+        properties = [
+            f"{len(value)} categories" if key == "categories" else
+            f"missing values {listed(value)}" if key == "missing_values" else
+            f"{key} {' to '.join(map(shown, value))}" if key == "range" else f"{key} {shown(value)}"
+            for key, value in self.given.items()
+        ]  # fmt: skip
+        return f"{self.name} ({', '.join([self.kind, *properties])})"
+
+    def to_json(self) -> dict[str, object]:
+        """Return JSON values."""
+        properties = {key: list(value) if isinstance(value, tuple) else value for key, value in self.given.items()}
+        return {"name": self.name, "kind": self.kind, **properties}
+
+    @property
+    def stored(self) -> bool:
+        """Whether its values are stored as numbers."""
+        return self.kind in STORED
+
+    @property
+    def codes(self) -> list[float]:
+        """The numeric codes among the missing values."""
+        numbers = []
+        for code in self.missing_values or ():
+            with suppress(ValueError):
+                numbers.append(float(code))
+        return numbers
+
+    @property
+    def one_hot(self) -> bool:
+        """Whether the rows have a column for each category."""
+        return self.kind == "category" and self.encoding != "ordinal"
+
+    @property
+    def indicated(self) -> bool:
+        """Whether an additional column indicates missing values."""
+        return self.missing == "indicator"
+
+    @property
+    def features(self) -> list[str]:
+        """Names of its columns in the rows."""
+        if not self.stored:
+            return []
+        names = [f"{self.name}={category}" for category in self.categories] if self.one_hot else [self.name]
+        names += [f"{self.name}=other"] if self.other == "column" else []
+        return names + ([f"{self.name}=missing"] if self.indicated else [])
+
+    @property
+    def width(self) -> int:
+        """Number of its columns in the rows."""
+        count = len(self.categories or ()) if self.one_hot else 1
+        return count + (self.other == "column") + self.indicated if self.stored else 0
+
+    def number_of(self, value: Any) -> float:
+        """Return a public value, such as an end of the range, as an unscaled number."""
+        if self.kind == "date":
+            seconds = (instant(value) - instant(self.origin or "1970-01-01")).total_seconds()
+            return seconds / SECONDS[self.unit or "days"]
+        if self.kind == "category":
+            return float(self.categories.index(value))
+        return float(value)
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """The public range as numbers, or None."""
+        if self.kind == "boolean":
+            return 0.0, 1.0
+        if self.kind == "category":
+            return (0.0, 1.0) if self.one_hot else (0.0, float(len(self.categories) - 1))
+        return None if self.range is None else (self.number_of(self.range[0]), self.number_of(self.range[1]))
+
+
+def shown(value: object) -> str:
+    """Return a value as text for messages."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value in stored form: numbers as float, dates as text."""
+    if isinstance(value, date):  # a datetime is one
+        return value.isoformat(sep=" ") if isinstance(value, datetime) else value.isoformat()
+    if isinstance(value, (int, Decimal)) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf
+    return value
+
+
+def _named(value: Any) -> Any:
+    """Return a category as text; a whole number becomes a name with all its digits."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value) if abs(value) < _MOST_NAMED else value
+    return f"{value + 0.0:.0f}" if isinstance(value, float) and value.is_integer() else _plain(value)
+
+
+def _coded(value: Any) -> Any:
+    """Return a missing-value text or code as text."""
+    name = _named(value)
+    return repr(name) if isinstance(name, float) else name
+
+
+def instant(text: str) -> datetime:
+    """Return the time of a stored date; without a zone it is UTC."""
+    time = datetime.fromisoformat(text)
+    return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)

@@ -1,0 +1,1 @@
+"""Sources beyond tables and arrays: AnnData, HDF5, NetCDF, genotypes, and arrays with labels."""
