@@ -14,6 +14,7 @@ from dpdist.core._version import __version__
 
 if TYPE_CHECKING:  # the double names export them to type checkers
     from dpdist.answers.components import Components as Components
+    from dpdist.answers.fitting import fit_components as fit_components
     from dpdist.answers.forecast import forecast_release as forecast_release
     from dpdist.answers.model import open_model as open_model
     from dpdist.core.errors import BelowNoiseWarning as BelowNoiseWarning
@@ -33,11 +34,10 @@ if TYPE_CHECKING:  # the double names export them to type checkers
     from dpdist.core.pipeline.budget import create_ledger as create_ledger
     from dpdist.core.pipeline.budget import ingest_rows as ingest_rows
     from dpdist.core.pipeline.clip_norm import choose_clip_norm as choose_clip_norm
-    from dpdist.core.pipeline.components import fit_components as fit_components
-    from dpdist.core.pipeline.components import project_rows as project_rows
     from dpdist.core.pipeline.inspect import inspect_path as inspect_path
     from dpdist.core.pipeline.release import combine_releases as combine_releases
     from dpdist.core.pipeline.release import release_rows as release_rows
+    from dpdist.core.pipeline.scores import project_rows as project_rows
     from dpdist.core.pipeline.sources import draft_schema as draft_schema
     from dpdist.core.pipeline.sources import register_rows as register_rows
     from dpdist.core.privacy.guarantee import Guarantee as Guarantee
@@ -82,7 +82,8 @@ _NAMES = {
     "literature.audit": ("audit_mechanism",),
     "core.pipeline.budget": ("create_ledger", "ingest_rows"),
     "core.pipeline.clip_norm": ("choose_clip_norm",),
-    "core.pipeline.components": ("fit_components", "project_rows"),
+    "answers.fitting": ("fit_components",),
+    "core.pipeline.scores": ("project_rows",),
     "core.pipeline.inspect": ("inspect_path",),
     "literature.declared": ("release_matrix",),
     "core.pipeline.release": ("combine_releases", "release_rows"),

@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dpdist.answers.noise_edge import CONFIDENCE, law_of
 from dpdist.core.mechanisms.counts import noise_from_json
@@ -33,6 +34,9 @@ from dpdist.core.naming import step
 from dpdist.core.release.artefact import Release
 from dpdist.core.rows.rounding import LARGEST_SHARE, entry_variances, spectral_error
 from dpdist.core.text import listed, rounded_norm
+
+if TYPE_CHECKING:
+    from dpdist.core.pipeline.release import Outcome
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,14 @@ def warning(release: Release) -> str:
     """Return a warning if the grid is too coarse for the noise, else an empty string."""
     error = rounding(release)
     return "" if error is None or error.share is None or error.share <= LARGEST_SHARE else f" {error.describe()}"
+
+
+def described(outcome: Outcome) -> str:
+    """Return the description of a published release, with what clipping and rounding did to it."""
+    release = outcome.release
+    if release.weights or not release.private_as_claimed:  # both are known for equal weights only
+        return outcome.describe()
+    return f"{outcome.describe()} {clipped_rows(release).warning()}{warning(release)}".rstrip()
 
 
 _FAR = 3.0

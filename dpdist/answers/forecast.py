@@ -31,7 +31,6 @@ from dpdist.core.release.clip_trade import Trade, trades
 from dpdist.core.release.request import ReleaseRequest, auto_clip
 from dpdist.core.rows.rounding import spectral_error
 from dpdist.core.rows.units import Unit
-from dpdist.literature.exponential import BINGHAM_GAP
 
 GOOD = 0.9
 """Squared cosine of a good component."""
@@ -119,7 +118,12 @@ class Forecast:
         if self.request.mechanism != "two-sided-wishart" or self.columns == 1 or self.person.counted_once > 1:
             return None
         nuclear = LatticeQuery(self.columns, 1, self.request.neighbours).nuclear
-        return BINGHAM_GAP * self.columns * nuclear * self.largest / (self.request.loss.epsilon * self.rows)
+        gap = MECHANISMS["bingham"].info.gap
+        return (
+            None
+            if gap is None
+            else gap * self.columns * nuclear * self.largest / (self.request.loss.epsilon * self.rows)
+        )
 
     @property
     def cautions(self) -> tuple[str, ...]:

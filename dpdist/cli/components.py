@@ -13,12 +13,13 @@ from dpdist.answers.captured import WIDE, Captured, captured
 from dpdist.answers.components import Components
 from dpdist.answers.correlation import Correlation
 from dpdist.answers.correlation import correlation as correlation_of
+from dpdist.answers.fitting import fit_components
 from dpdist.cli.options import LOCAL, STORE, cluster_options, grouped, json_option, options, share_of
 from dpdist.cli.output import answer
 from dpdist.cli.tables import KINDS, kind_of, write_table
 from dpdist.core.errors import UsageError
 from dpdist.core.options import ComponentsOptions
-from dpdist.core.pipeline.components import fit_components, project_rows, scores_message
+from dpdist.core.pipeline.scores import project_rows, scores_message
 from dpdist.core.privacy.checks import cautions_message
 from dpdist.core.release.advice import blindly_scaled_json, blindly_scaled_message
 from dpdist.core.release.artefact import Release

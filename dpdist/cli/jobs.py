@@ -14,6 +14,7 @@ import numpy as np
 
 from dpdist.answers.components import captured_variance
 from dpdist.answers.eigen import top_eigenpairs
+from dpdist.answers.fitting import fit_components
 from dpdist.answers.model import open_model
 from dpdist.cli.options import LOCAL, certificates_of, cluster_options, grouped, json_option, options
 from dpdist.cli.output import BARS, answer, say, show
@@ -22,7 +23,7 @@ from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.naming import naming
 from dpdist.core.options import ClusterOptions
 from dpdist.core.pipeline import budget, release
-from dpdist.core.pipeline.components import fit_components, project_rows
+from dpdist.core.pipeline.scores import project_rows
 from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.runtime.cluster import Cluster

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dpdist.answers.bias import clipped_rows
+from dpdist.answers.bias import clipped_rows, described
 from dpdist.answers.correlation import correlation
 from dpdist.cli.options import (
     LOCAL,
@@ -245,7 +245,7 @@ def release_command(
         else:
             value |= components.to_json() | {"shortened": clipped_rows(outcome.release).to_json()}
             found = text.standardised(components, outcome.release)
-    answer(as_json, value, f"{outcome.describe()}\n{found}".rstrip())
+    answer(as_json, value, f"{described(outcome)}\n{found}".rstrip())
 
 
 def _require_mean(request: ReleaseRequest) -> None:

@@ -42,6 +42,28 @@ def is_a(value: object, package: str, name: str) -> bool:
     return any(cls.__module__.split(".")[0] == package and cls.__name__ == name for cls in type(value).__mro__)
 
 
+def is_labelled(value: object) -> bool:
+    """Whether a value is an xarray DataArray or Dataset."""
+    return is_a(value, "xarray", "DataArray") or is_a(value, "xarray", "Dataset")
+
+
+def names_beside(table: Any) -> list[str]:
+    """Return what stands beside the rows of a table in memory: its index, coordinates along its rows, or ``obs/``."""
+    if is_labelled(table):
+        row = next(iter(table.dims), None) if is_a(table, "xarray", "DataArray") else _first_dimension(table)
+        return [str(name) for name, values in table.coords.items() if values.dims == (row,) and name != row]
+    if is_a(table, "anndata", "AnnData"):
+        return [f"obs/{name}" for name in table.obs.columns]
+    names = getattr(getattr(table, "index", None), "names", None)
+    if names is None:
+        names = [getattr(getattr(table, "index", None), "name", None)]
+    return [str(name) for name in names if name is not None]
+
+
+def _first_dimension(table: Any) -> Any:
+    return next((array.dims[0] for array in table.data_vars.values() if array.dims), None)
+
+
 def type_name(value: object) -> str:
     """Return the type of a value for messages: its package and name.
 

@@ -26,7 +26,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_array, validate_data
 
 from dpdist.core.errors import DataError
-from dpdist.core.frames import as_frame, is_a, require_table
+from dpdist.core.frames import as_frame, is_a, is_labelled, require_table
 from dpdist.core.ingest.collection import whole_rows
 from dpdist.core.ingest.readers.base import counts_rows, numbered
 from dpdist.core.ingest.readers.chunked import fill_of
@@ -44,7 +44,7 @@ from dpdist.core.text import listed
 from dpdist.core.triangle import Band
 from dpdist.estimators.checked import RowsError, checked, kind_of, not_numbers, two_dimensions
 from dpdist.estimators.in_memory import MISSING_CURE, ArraySum, BlockSum, RowSum, add_sums, count_block, dense
-from dpdist.formats.labelled import is_labelled, laid_out, layout_of, require_layout
+from dpdist.formats.labelled import laid_out, layout_of, require_layout
 
 Values = npt.NDArray[np.generic]
 Function = Callable[[Any], Any]

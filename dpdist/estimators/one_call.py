@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dpdist.core.errors import DataError, UsageError
-from dpdist.core.frames import as_frame, is_a, require_table
+from dpdist.core.frames import as_frame, is_a, is_labelled, names_beside, require_table
 from dpdist.core.ingest.readers.base import counts_rows
 from dpdist.core.naming import ESTIMATORS, naming, parameter
 from dpdist.core.paths import text_of
@@ -22,7 +22,7 @@ from dpdist.core.text import counted, listed
 from dpdist.estimators.fit import request_of
 from dpdist.estimators.inputs import rows_of
 from dpdist.estimators.pca import PrivatePCA
-from dpdist.formats.labelled import is_labelled, laid_out, names_beside
+from dpdist.formats.labelled import laid_out
 
 
 def private_pca(

@@ -18,10 +18,10 @@ from dpdist.answers.captured import WIDE, captured, components_with_share
 from dpdist.answers.components import Components, components, total_variance
 from dpdist.answers.correlation import Correlation, require_correlated
 from dpdist.answers.correlation import correlation as correlation_of
+from dpdist.answers.fitting import components_of
 from dpdist.core.errors import BelowNoiseError, BelowNoiseWarning, DataError, UsageError
 from dpdist.core.ingest.registered import open_rows
 from dpdist.core.naming import ESTIMATORS, naming, parameter, step
-from dpdist.core.pipeline.components import components_of
 from dpdist.core.pipeline.projection import Projector, scores_in_memory
 from dpdist.core.release.artefact import Release, open_release
 from dpdist.core.release.request import ReleaseRequest

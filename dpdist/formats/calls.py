@@ -59,7 +59,8 @@ class Calls(Source):
 
     @property
     def rules(self) -> Genotypes:
-        return self.choices.genotypes or NO_RULES
+        rules = self.choices.genotypes
+        return rules if isinstance(rules, Genotypes) else NO_RULES
 
     @cached_property
     def head(self) -> Head:

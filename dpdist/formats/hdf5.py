@@ -13,12 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-
 from dpdist.core.errors import DataError
 from dpdist.core.ingest.readers.base import MOST_LABELS
 
-_TOGETHER = 4096  # most strings read at once
 _FEW = 64  # most strings of an attribute
 
 
@@ -66,11 +63,3 @@ def require_few_attributes(path: Any, h5py: Any, file: Any) -> None:
         raise DataError(
             f"{path} has attributes that may exceed {MOST_LABELS >> 20} MiB. Remove attributes that are not needed."
         )
-
-
-def strings(data: Any, count: int, longest: int) -> Iterator[list[str]]:
-    """Yield strings in batches of bounded bytes."""
-    step = max(1, min(_TOGETHER, MOST_LABELS // max(1, longest)))
-    for start in range(0, count, step):
-        batch = np.asarray(data[start : start + step]).tolist()
-        yield [text.decode(errors="backslashreplace") if isinstance(text, bytes) else str(text) for text in batch]

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist.core.errors import DataError, UsageError
-from dpdist.core.frames import is_a
+from dpdist.core.frames import is_a, is_labelled
 from dpdist.core.ingest.readers.chunked import Meaning, facts_of, may_name, require_no_variants
 from dpdist.core.naming import parameter
 from dpdist.core.rows.units import spelled
@@ -25,28 +25,6 @@ from dpdist.formats.netcdf import meaning_of
 
 Matrix = npt.NDArray[np.float64]
 _LATITUDES = {"degrees_north", "degree_north", "degree_N", "degrees_N", "degreeN", "degreesN"}  # CF 1.11, section 4.1
-
-
-def is_labelled(value: object) -> bool:
-    """Whether a value is an xarray DataArray or Dataset."""
-    return is_a(value, "xarray", "DataArray") or is_a(value, "xarray", "Dataset")
-
-
-def names_beside(table: Any) -> list[str]:
-    """Return what stands beside the rows of a table in memory: its index, coordinates along its rows, or ``obs/``."""
-    if is_labelled(table):
-        row = next(iter(table.dims), None) if is_a(table, "xarray", "DataArray") else _first_dimension(table)
-        return [str(name) for name, values in table.coords.items() if values.dims == (row,) and name != row]
-    if is_a(table, "anndata", "AnnData"):
-        return [f"obs/{name}" for name in table.obs.columns]
-    names = getattr(getattr(table, "index", None), "names", None)
-    if names is None:
-        names = [getattr(getattr(table, "index", None), "name", None)]
-    return [str(name) for name in names if name is not None]
-
-
-def _first_dimension(table: Any) -> Any:
-    return next((array.dims[0] for array in table.data_vars.values() if array.dims), None)
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,9 @@ from dpdist.core.ingest.readers.chunked import (
     only,
     units_of,
 )
+from dpdist.core.ingest.readers.zarr_store import strings
 from dpdist.core.naming import parameter
-from dpdist.formats.hdf5 import contained, require_few_attributes, strings
+from dpdist.formats.hdf5 import contained, require_few_attributes
 
 _FILLS = {
     "i2": -32767, "u2": 65535, "i4": -2147483647, "u4": 4294967295, "i8": -9223372036854775806,

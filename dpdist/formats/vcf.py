@@ -31,7 +31,7 @@ from dpdist.core.errors import DataError
 from dpdist.core.ingest.readers.base import CURE, MOST_LABELS, Places, Rows, attempted, changed
 from dpdist.core.ingest.readers.chunked import chunk_bytes, require_chunks
 from dpdist.core.ingest.readers.source import Fragment, neighbours, width_for
-from dpdist.core.ingest.readers.zarr_store import holds_values, opened, require_foreign, root_matches
+from dpdist.core.ingest.readers.zarr_store import holds_values, opened, require_foreign
 from dpdist.formats.calls import Calls, Facts, MaskedCounts, Site
 from dpdist.formats.genotypes import MISSING, columns_of_site, invalid_genotype, not_biallelic, unique_names
 
@@ -208,11 +208,6 @@ def _dosage(cell: bytes, allele: int, alleles: int) -> float:
         return math.nan
     sound = len(parts) == alleles and (parts[allele - 1] == b"." or 0 <= dosage <= 2)
     return dosage if sound else math.nan
-
-
-def is_vcf_zarr(path: Any) -> bool:
-    """Whether a store holds genotypes by variant; False if it is damaged."""
-    return root_matches(path, lambda root: getattr(root.get(_CALLS), "ndim", 0) == 3 and "variant_allele" in root)
 
 
 class VcfZarr(Calls):

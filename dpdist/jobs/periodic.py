@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpdist.answers.alignment import require_noise_distribution
+from dpdist.answers.bias import described
 from dpdist.core.errors import DataError, DpdistError, RefusedError
 from dpdist.core.ingest.periods import changes, discard, ingest_period, waiting
 from dpdist.core.ledger.balance import Balance
@@ -189,7 +190,7 @@ def _release(
         outcome: Outcome = release.release_table(span, target, request, ledger=series.ledger_address, cluster=cluster)
         if outcome.fresh:
             fresh.append(outcome.release.release_id)
-            say(outcome.describe())
+            say(described(outcome))
     return fresh
 
 

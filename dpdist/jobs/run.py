@@ -8,13 +8,15 @@ from functools import partial
 from pathlib import Path
 
 from dpdist.answers.alignment import require_noise_distribution
+from dpdist.answers.bias import described
+from dpdist.answers.fitting import fit_components
 from dpdist.core.errors import RefusedError, UsageError
 from dpdist.core.ingest.registered import open_rows
 from dpdist.core.ingest.sources import SourceLocation
 from dpdist.core.ingest.write import OMITTED
 from dpdist.core.pipeline import budget, release, sources
-from dpdist.core.pipeline.components import fit_components, project_rows, scores_message
 from dpdist.core.pipeline.release import Outcome
+from dpdist.core.pipeline.scores import project_rows, scores_message
 from dpdist.core.progress import Progress
 from dpdist.core.rows.dataset import RowsTable
 from dpdist.core.rows.units import Unit
@@ -92,7 +94,7 @@ def _run(job: Job, say: Callable[[str], None]) -> JobOutcome:
     table = budget.complete_ingest(job.rows, job.ledger)
     require_components(job, table)
     outcome = release.release_rows(job.rows, job.release, job.request, ledger=job.ledger, cluster=job.cluster, say=say)
-    say(outcome.describe())
+    say(described(outcome))
     if job.model is not None:
         model, _, _ = fit_components(
             job.release, job.model, job.components, correlation=job.correlation, cluster=job.cluster

@@ -20,7 +20,6 @@ from dpdist.core.ledger.state import Record, State
 from dpdist.core.mechanisms.columns import NAME as SCALES
 from dpdist.core.paths import local
 from dpdist.core.pipeline.budget import ledger_of
-from dpdist.core.pipeline.components import made_from
 from dpdist.core.privacy import checks
 from dpdist.core.privacy.accounting import Left, caps_for
 from dpdist.core.privacy.guarantee import Guarantee, PrivacyLoss
@@ -33,6 +32,7 @@ from dpdist.core.release.trusted import stands_at
 from dpdist.core.rows.dataset import RowsTable
 from dpdist.core.rows.periods import counted_rows, open_periods
 from dpdist.core.rows.units import Unit
+from dpdist.core.storage.arrays import made_from
 from dpdist.core.storage.atomic import require_folder
 from dpdist.core.storage.store import Store, store_at
 from dpdist.core.text import as_json, fields_as_json

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from dpdist.answers.fitting import fit_components
 from dpdist.core.errors import BelowNoiseError
 from dpdist.core.paths import local
-from dpdist.core.pipeline.components import fit_components
 from dpdist.core.privacy import checks
 from dpdist.core.release.artefact import Release, open_release
 from dpdist.core.release.combine import combined, estimated, last_periods, next_total, write_sum

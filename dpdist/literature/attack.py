@@ -1,6 +1,6 @@
 """Attacks: neighbouring tables that are hard to distinguish, and the test statistic of an attacker.
 
-**Statistic.** The log-likelihood ratio of the mechanism (:meth:`~dpdist.core.mechanisms.base.Calibrated.log_ratio`),
+**Statistic.** The log-likelihood ratio of the mechanism (:func:`dpdist.literature.ratios.log_ratio`),
 which is most powerful (Neyman & Pearson 1933). If it is unknown, the inner product of the release with the change,
 which is valid for every mechanism and optimal for Gaussian noise in the Frobenius metric.
 
@@ -26,13 +26,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist.core.mechanisms import registry
-from dpdist.core.mechanisms.base import Additive, Calibrated, LogRatio, Matrix
+from dpdist.core.mechanisms.base import Additive, Calibrated, Matrix
 from dpdist.core.mechanisms.info import Options
 from dpdist.core.mechanisms.sensitivity import LatticeQuery
 from dpdist.core.noise.entropy import SYSTEM, Entropy
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.core.triangle import Triangle, packed, unpacked
 from dpdist.literature import loss_bounds as audit
+from dpdist.literature.ratios import LogRatio, log_ratio
 
 _MAX_LOSS = 12  # largest ``j epsilon`` of tables that differ in j rows: no feasible number of draws shows more
 _DISTANCES = (1, 2, 3, 4, 6, 8)
@@ -191,7 +192,7 @@ def scenes(query: LatticeQuery, epsilon: float, *, additive: bool, iterated: boo
 def statistic(calibrated: Calibrated, first: KnownMoment, second: KnownMoment) -> LogRatio:
     """Return the attacker's test statistic; large values favour the first table."""
     a, b = first.matrix(), second.matrix()
-    ratio = calibrated.log_ratio(a, b)
+    ratio = log_ratio(calibrated, a, b)
     if ratio is not None:
         return ratio
     change = (a - b) / float(np.sum((a - b) ** 2))

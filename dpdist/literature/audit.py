@@ -23,6 +23,7 @@ from dpdist.core.text import counted
 from dpdist.literature import attack
 from dpdist.literature import loss_bounds as audit
 from dpdist.literature.attack import AuditTask, Scene
+from dpdist.literature.ratios import log_ratio
 
 _TASKS = 16
 _LARGEST_EPSILON = 100
@@ -188,7 +189,7 @@ def attacked(task: AuditTask, calibrated: Calibrated, error: float) -> Audit:
 def _examined(
     task: AuditTask, calibrated: Calibrated, error: float, drawn: Callable[[Scene], npt.NDArray[np.float64]]
 ) -> Audit:
-    ratio_known = calibrated.log_ratio(np.eye(task.query.size), np.eye(task.query.size)) is not None
+    ratio_known = log_ratio(calibrated, np.eye(task.query.size), np.eye(task.query.size)) is not None
     part = error / 2 if ratio_known else error
     scene = attack.choose(calibrated, task.query, task.loss, task.draws, part, weighted=False)
     sample = drawn(scene)

@@ -34,7 +34,6 @@ import numpy as np
 from dpdist.core.mechanisms.base import (
     Answer,
     ExactMoment,
-    LogRatio,
     Matrix,
     Mechanism,
     Proved,
@@ -52,6 +51,7 @@ from dpdist.core.triangle import Triangle, rounded
 from dpdist.literature import ratios
 from dpdist.literature.bingham import bingham, successive
 from dpdist.literature.exponential import successive_concentration
+from dpdist.literature.ratios import LogRatio
 
 _MAX_SPREAD = 2.0**54
 """Largest sum of the k Laplace scales: except with probability k exp(-128), the k draws sum to less than 2^61."""

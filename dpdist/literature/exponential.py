@@ -45,7 +45,6 @@ from dpdist.core.errors import UsageError
 from dpdist.core.mechanisms.base import (
     Answer,
     ExactMoment,
-    LogRatio,
     Matrix,
     Mechanism,
     Proved,
@@ -60,10 +59,10 @@ from dpdist.core.noise.floats import haar
 from dpdist.core.privacy.guarantee import MICRO, Guarantee, Neighbours, PrivacyLoss
 from dpdist.literature import ratios
 from dpdist.literature.bingham import gibbs, successive
+from dpdist.literature.ratios import LogRatio
 
-BINGHAM_GAP = 1.5
-"""Gap between the first two eigenvalues, over d times the nuclear sensitivity over epsilon, up to which one vector of
-`bingham` captures more than `two-sided-wishart`: measured for a flat rest (``papers/jiang_xie_zhang/rank_k.py``)."""
+_GAP = 1.5
+"""Measured for a flat rest (``papers/jiang_xie_zhang/rank_k.py``)."""
 _SWEEPS = Option("sweeps", Kind.INTEGER, "number of sweeps of the Gibbs sampler, at least 1", 100)
 
 
@@ -111,8 +110,9 @@ class Bingham:
         reference="McSherry & Talwar 2007; theorem in dpdist.literature.exponential",
         options=(COMPONENTS,),
         advice="for one component: captures more than two-sided-wishart where one eigenvalue is above a flat rest by a "
-        f"gap below about {2 * BINGHAM_GAP:g} d C²/epsilon replace-one, {BINGHAM_GAP:g} d C²/epsilon add-remove; with "
+        f"gap below about {2 * _GAP:g} d C²/epsilon replace-one, {_GAP:g} d C²/epsilon add-remove; with "
         "several components it captures less",
+        gap=_GAP,
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss, *, components: int) -> CalibratedBingham:

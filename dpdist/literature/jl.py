@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpdist.core.mechanisms.base import ExactMoment, LogRatio, Matrix, Mechanism, proved_at_delta, require_on_lattice
+from dpdist.core.mechanisms.base import ExactMoment, Matrix, Mechanism, proved_at_delta, require_on_lattice
 from dpdist.core.mechanisms.info import DeltaUse, Kind, MechanismInfo, Option
 from dpdist.core.mechanisms.noise_law import Noise
 from dpdist.core.mechanisms.sensitivity import LatticeQuery
@@ -38,6 +38,7 @@ from dpdist.core.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.core.triangle import Triangle, rounded
 from dpdist.literature import jl_profile, ratios
 from dpdist.literature.jl_profile import MAX_RIDGE, least_ridge, profile
+from dpdist.literature.ratios import LogRatio
 
 _RIDGES = ("exact", "published", "sheffet")
 _BLOCK = 1 << 22  # normals in memory at once

@@ -42,7 +42,6 @@ from dpdist.core.mechanisms.base import (
     Additive,
     Answer,
     ExactMoment,
-    LogRatio,
     Matrix,
     Mechanism,
     Proved,
@@ -60,6 +59,7 @@ from dpdist.core.progress import Steps
 from dpdist.core.triangle import Triangle, rounded
 from dpdist.literature import ratios
 from dpdist.literature.nuclear import nuclear_spectra
+from dpdist.literature.ratios import LogRatio
 
 _MAX_SPREAD = 2**54  # largest k d: an entry beyond 2^60, 64 times that, has a probability below exp(-64)
 _BATCH = 100  # spectra simulated together; larger batches are not faster

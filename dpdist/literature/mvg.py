@@ -46,7 +46,7 @@ from fractions import Fraction
 import numpy as np
 
 from dpdist.core.errors import UsageError
-from dpdist.core.mechanisms.base import Additive, LogRatio, Matrix, Mechanism, proved_at_delta, require_on_lattice
+from dpdist.core.mechanisms.base import Additive, Matrix, Mechanism, proved_at_delta, require_on_lattice
 from dpdist.core.mechanisms.info import DeltaUse, Kind, MechanismInfo, Option
 from dpdist.core.mechanisms.noise_law import Noise
 from dpdist.core.mechanisms.sensitivity import LatticeQuery
@@ -57,6 +57,7 @@ from dpdist.core.privacy.accounting import gaussian_delta, gaussian_sigma
 from dpdist.core.privacy.guarantee import MICRO, Guarantee, Neighbours, PrivacyLoss
 from dpdist.core.triangle import Triangle, rounded
 from dpdist.literature import ratios
+from dpdist.literature.ratios import LogRatio
 
 _MAX_DEVIATION = 2.0**56
 """Largest standard deviation of an entry: sixteen of them stay below the limit of 2^60 units."""

@@ -41,7 +41,6 @@ import numpy as np
 
 from dpdist.core.mechanisms.base import (
     Additive,
-    LogRatio,
     Matrix,
     Mechanism,
     proved,
@@ -58,6 +57,7 @@ from dpdist.core.noise.products import rounded_wishart
 from dpdist.core.privacy.guarantee import ATTO, MICRO, Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.core.triangle import Triangle, rounded
 from dpdist.literature import ratios, wishart_profile
+from dpdist.literature.ratios import LogRatio
 from dpdist.literature.wishart_profile import add_remove_delta, least_theta, leaving_delta, replace_one_delta
 
 _MAX_SPREAD = 2.0**56  # largest ``s² (sqrt m + sqrt d)²``: eigenvalues of E stay far inside int64

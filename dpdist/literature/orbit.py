@@ -51,7 +51,6 @@ import numpy as np
 from dpdist.core.errors import UsageError
 from dpdist.core.mechanisms.base import (
     ExactMoment,
-    LogRatio,
     Matrix,
     Mechanism,
     Proved,
@@ -71,6 +70,7 @@ from dpdist.core.progress import Steps
 from dpdist.core.triangle import Triangle, rounded
 from dpdist.literature import ratios
 from dpdist.literature.orbit_sampler import hermitian
+from dpdist.literature.ratios import LogRatio
 
 _LARGEST = 2.0**59  # largest released eigenvalue, lattice units, which keeps all entries within the 64-bit lattice
 _MAX_SCALE = 2**56  # largest scale of the Laplace noise, lattice units

@@ -50,19 +50,19 @@ from fractions import Fraction
 import numpy as np
 
 from dpdist.core.errors import UsageError
-from dpdist.core.mechanisms.base import Answer, ExactMoment, LogRatio, Matrix, Mechanism, proved, require_components
+from dpdist.core.mechanisms.base import Answer, ExactMoment, Matrix, Mechanism, proved, require_components
 from dpdist.core.mechanisms.info import COMPONENTS, DeltaUse, Kind, MechanismInfo, Option, Output
 from dpdist.core.mechanisms.noise_law import Noise
 from dpdist.core.mechanisms.sensitivity import LatticeQuery
+from dpdist.core.moment.operator import GRID_BITS, on_grid
 from dpdist.core.noise.entropy import Entropy
 from dpdist.core.noise.floats import exponentials, gammas, haar, normals
 from dpdist.core.privacy.accounting import gaussian_delta, gaussian_sigma
 from dpdist.core.privacy.guarantee import ATTO, MICRO, Guarantee, PrivacyLoss
 from dpdist.literature import ratios
+from dpdist.literature.ratios import LogRatio
 
 _UP = 1 + 2.0**-40  # covers the rounding errors of a scale
-GRID_BITS = 24
-"""Fractional bits of V: far finer than any noise, and coarse enough for exact sums in float64."""
 ROUTE = Option(
     "route",
     Kind.WORD,
@@ -120,13 +120,6 @@ class CalibratedPower:
         if self.count > 1:
             return None
         return ratios.power_rounds(moment, neighbour, self.shape, self.scale, relative=self.relative)
-
-
-def on_grid(frame: Matrix) -> Matrix:
-    """Return a (d, k) frame scaled by 1 - h and rounded to multiples of ``2^-GRID_BITS``: spectral norm at most 1."""
-    share = 1 - math.sqrt(frame.size) * 2.0**-GRID_BITS
-    rounded: Matrix = np.ldexp(np.rint(np.ldexp(share * frame, GRID_BITS)), -GRID_BITS)
-    return rounded
 
 
 def _sensitivity_squared(query: LatticeQuery, count: int, iterations: int) -> int:

@@ -14,14 +14,44 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from dpdist.core.mechanisms.base import LogRatio, Matrix
+from dpdist.core.mechanisms.base import Calibrated, Matrix
+from dpdist.core.mechanisms.gaussian import RoundedNormals
+from dpdist.core.mechanisms.laplace import CalibratedLaplace
+from dpdist.core.mechanisms.wishart import CalibratedTwoSidedWishart
 from dpdist.literature.integrals import log_bingham, log_orbit
 
+LogRatio = Callable[[Matrix], float]
 _NEGLIGIBLE = 1e-12  # smaller changes, relative to the largest, are rounding errors of an eigendecomposition
 _RAYS = np.linspace(-11, 11, 301)
+
+
+def log_ratio(calibrated: Calibrated, moment: Matrix, neighbour: Matrix) -> LogRatio | None:
+    """Return ``log p(release | moment) - log p(release | neighbour)``, or None if it is unknown."""
+    match calibrated:
+        case HasLogRatio():
+            return calibrated.log_ratio(moment, neighbour)
+        case RoundedNormals():  # of the normals before rounding: the release is their post-processing
+            variance = np.full(moment.shape, float(calibrated.sigma_off_diagonal) ** 2)
+            np.fill_diagonal(variance, float(calibrated.sigma_diagonal) ** 2)
+            return gaussian(moment, neighbour, variance)
+        case CalibratedLaplace():
+            return laplace(moment, neighbour, calibrated.scale)
+        case CalibratedTwoSidedWishart():
+            return two_sided_wishart(moment, neighbour, calibrated.size + 1, calibrated.scale)
+    return None
+
+
+@runtime_checkable
+class HasLogRatio(Protocol):
+    """A calibrated mechanism of the literature, which knows the ratio of its releases."""
+
+    def log_ratio(self, moment: Matrix, neighbour: Matrix) -> LogRatio | None:
+        """Return ``log p(release | moment) - log p(release | neighbour)``, or None if it is unknown."""
+        ...
 
 
 def gaussian(moment: Matrix, neighbour: Matrix, variance: Matrix, basis: Matrix | None = None) -> LogRatio:

@@ -53,9 +53,6 @@ class PublicMoment:
         return _in_row_units(self.triangle, self.bound)
 
 
-_KEY = DitherKey(bytes(32))
-
-
 def _in_row_units(triangle: Triangle, bound: RowBound) -> Floats:
     return unpacked(triangle, bound.width).astype(np.float64) * bound.unit**2
 
@@ -80,7 +77,7 @@ def moment_of(rows: Floats, clip_norm: float = 1.0, grid_bits: int = 16) -> Publ
     step = min(bound.exact_rows, 4096)
     buffer = np.empty((step, bound.width))
     for start in range(0, len(rows), step):
-        sums.add(bound.apply(rows[start : start + step], buffer, Dithers(_KEY, start)))
+        sums.add(bound.apply(rows[start : start + step], buffer, Dithers(DitherKey(bytes(32)), start)))
     return PublicMoment(sums.total(), bound, len(rows))
 
 

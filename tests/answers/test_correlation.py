@@ -14,10 +14,11 @@ from click.testing import CliRunner
 from support.parts import table_of
 
 from dpdist.answers.correlation import correlation
+from dpdist.answers.fitting import fit_components
 from dpdist.answers.model import open_model
 from dpdist.cli import cli
 from dpdist.core.errors import BelowNoiseError, DataError, UsageError
-from dpdist.core.pipeline.components import fit_components, project_rows
+from dpdist.core.pipeline.scores import project_rows
 from dpdist.core.release.request import Centring
 from dpdist.core.rows.columns import Column
 from dpdist.core.rows.schema import Schema

@@ -11,13 +11,14 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from dpdist.core.errors import DataError, UsageError
-from dpdist.core.frames import as_frame, is_a, require_table, sum_duplicates
+from dpdist.core.frames import as_frame, is_a, is_labelled, names_beside, require_table, sum_duplicates
 from dpdist.core.ingest.readers.base import (
     PIECE,
     STORED,
@@ -34,7 +35,6 @@ from dpdist.core.naming import parameter
 from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.units import kept_of_each
 from dpdist.core.text import listed
-from dpdist.formats.labelled import is_labelled, laid_out, names_beside
 
 CURE = "Correct the collection and ingest again."
 
@@ -174,7 +174,7 @@ def collection_of(value: Any, rows_dimension: str | None = None) -> Collection |
     value = as_frame(value, "source")
     labels, kind, data = None, "", value
     if is_labelled(value):
-        laid = laid_out(value, rows_dimension)
+        laid = import_module("dpdist.formats.labelled").laid_out(value, rows_dimension)
         kind, data, labels = type(value).__name__, laid.rows(), laid.names
     framed = is_a(data, "dask", "DataFrame") or is_a(data, "pandas", "DataFrame")
     lazy = is_a(data, "dask", "Array") or is_a(data, "dask", "DataFrame")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from functools import partial
 from hashlib import sha256
+from importlib import import_module
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -18,12 +19,11 @@ from dpdist.core.errors import DataError, DpdistError, UsageError
 from dpdist.core.ingest.other_kinds import START, refusal
 from dpdist.core.ingest.readers import isolated
 from dpdist.core.ingest.readers.base import Choices, attempt, counts_rows
-from dpdist.core.ingest.readers.columnar import Arrow, Columnar, Parquet, key_in
+from dpdist.core.ingest.readers.columnar import Columnar, key_in
 from dpdist.core.ingest.readers.isolated import IsolatedSource, ReaderProcess
-from dpdist.core.ingest.readers.npy import Npy, Npz
 from dpdist.core.ingest.readers.source import Entry, Head, Keys, Source
 from dpdist.core.ingest.readers.text import Csv, header_asked
-from dpdist.core.ingest.readers.zarr_store import MARKS, Store, is_anndata
+from dpdist.core.ingest.readers.zarr_store import MARKS, Store, is_anndata, is_vcf_zarr
 from dpdist.core.ingest.remote import Remote, location_of
 from dpdist.core.naming import parameter
 from dpdist.core.paths import require_plain
@@ -31,31 +31,49 @@ from dpdist.core.rows.columns import Column
 from dpdist.core.rows.schema import PANDAS_INDEX, Schema
 from dpdist.core.rows.units import Unit
 from dpdist.core.storage.atomic import scratch
-from dpdist.formats.anndata import AnnDataStore, H5ad
-from dpdist.formats.netcdf import NetCdf
-from dpdist.formats.plink import Plink, Plink2
-from dpdist.formats.vcf import Vcf, VcfZarr, is_vcf_zarr
 
 if interruption.installed():
     pa.enable_signal_handlers(False)  # its readers would swallow signals
 
 SourceLocation = Path | Remote
-KINDS: dict[str, type[Source]] = {
-    ".npy": Npy,
-    ".npz": Npz,
-    ".csv": Csv,
-    ".csv.gz": Csv,
-    ".parquet": Parquet,
-    ".arrow": Arrow,
-    ".feather": Arrow,
-    ".h5ad": H5ad,
-    ".nc": NetCdf,
-    ".zarr": Store,
-    ".bed": Plink,
-    ".pgen": Plink2,
-    ".vcf": Vcf,
-    ".vcf.gz": Vcf,
+_READERS = {
+    ".npy": "core.ingest.readers.npy:Npy",
+    ".npz": "core.ingest.readers.npy:Npz",
+    ".csv": "core.ingest.readers.text:Csv",
+    ".csv.gz": "core.ingest.readers.text:Csv",
+    ".parquet": "core.ingest.readers.columnar:Parquet",
+    ".arrow": "core.ingest.readers.columnar:Arrow",
+    ".feather": "core.ingest.readers.columnar:Arrow",
+    ".h5ad": "formats.anndata:H5ad",
+    ".nc": "formats.netcdf:NetCdf",
+    ".zarr": "core.ingest.readers.zarr_store:Store",
+    ".bed": "formats.plink:Plink",
+    ".pgen": "formats.plink:Plink2",
+    ".vcf": "formats.vcf:Vcf",
+    ".vcf.gz": "formats.vcf:Vcf",
 }
+"""Modules of dpdist and their readers by the suffix of a file; a module is imported when such a file is met."""
+_ANNDATA, _VCF_ZARR = "formats.anndata:AnnDataStore", "formats.vcf:VcfZarr"
+
+
+def _reader(place: str) -> type[Source]:
+    module, _, name = place.partition(":")
+    kind: type[Source] = getattr(import_module(f"dpdist.{module}"), name)
+    return kind
+
+
+class _Kinds(Mapping[str, type[Source]]):
+    def __getitem__(self, suffix: str) -> type[Source]:
+        return _reader(_READERS[suffix])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_READERS)
+
+    def __len__(self) -> int:
+        return len(_READERS)
+
+
+KINDS: Mapping[str, type[Source]] = _Kinds()
 _ICEBERG = "metadata"
 _LAKES = {
     "Delta Lake": (
@@ -360,7 +378,7 @@ def _not_numbers(head: Head) -> set[str]:
 def _suffix(location: SourceLocation) -> str:
     """Return the suffix of a file that is read, or an empty string."""
     name = location.name.lower()
-    return next((suffix for suffix, kind in KINDS.items() if kind is not Store and name.endswith(suffix)), "")
+    return next((suffix for suffix in KINDS if suffix != ".zarr" and name.endswith(suffix)), "")
 
 
 def _refusal(location: SourceLocation) -> str | None:
@@ -374,7 +392,9 @@ def _refusal(location: SourceLocation) -> str | None:
 def _kind(location: SourceLocation) -> type[Source]:
     if attempt(location, location.is_dir):
         if is_store(location):
-            return AnnDataStore if is_anndata(location) else VcfZarr if is_vcf_zarr(location) else Store
+            if is_anndata(location) or is_vcf_zarr(location):
+                return _reader(_ANNDATA if is_anndata(location) else _VCF_ZARR)
+            return Store
     elif attempt(location, location.is_file):
         suffix = _suffix(location)
         if suffix:

@@ -32,7 +32,6 @@ Answer = Triangle | Matrix
 """A packed triangle of int64 (a second moment in lattice units) or, 2-D, (k, d) orthonormal rows (a subspace)."""
 
 
-LogRatio = Callable[[Matrix], float]
 """A log-likelihood ratio as a function of a release: a (d, d) matrix, or the released rows."""
 
 
@@ -48,7 +47,7 @@ class ExactMoment(Protocol):
         ...
 
     def times(self, vectors: Matrix) -> Matrix:
-        """Return the product with (d, k) vectors; on an unformed moment, with results of ``power.on_grid`` only."""
+        """Return the product with (d, k) vectors; on an unformed moment, on the grid of its products only."""
         ...
 
 
@@ -80,10 +79,6 @@ class Calibrated(Protocol):
 
     def answer(self, moment: ExactMoment, entropy: Entropy) -> Answer:
         """Draw the release once."""
-        ...
-
-    def log_ratio(self, moment: Matrix, neighbour: Matrix) -> LogRatio | None:
-        """Return ``log p(release | moment) - log p(release | neighbour)``, or None if unknown; for audits only."""
         ...
 
 

@@ -26,12 +26,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar
 
-import numpy as np
-
 from dpdist.core.mechanisms.base import (
     IndependentEntries,
-    LogRatio,
-    Matrix,
     Mechanism,
     Proved,
     proved,
@@ -45,7 +41,6 @@ from dpdist.core.noise.lattice import MAX_SCALE, rounded_normal
 from dpdist.core.privacy.accounting import gaussian_delta, gaussian_sigma
 from dpdist.core.privacy.guarantee import MICRO, Arithmetic, PrivacyLoss
 from dpdist.core.triangle import Band, Triangle
-from dpdist.literature import ratios
 
 
 @dataclass(frozen=True)
@@ -68,12 +63,6 @@ class RoundedNormals(IndependentEntries):
         noise = rounded_normal(self.sigma_off_diagonal, band.entries, entropy)
         noise[band.diagonal] = rounded_normal(self.sigma_diagonal, band.height, entropy)
         return noise
-
-    def log_ratio(self, moment: Matrix, neighbour: Matrix) -> LogRatio:
-        # of the normals before rounding: the release is their post-processing
-        variance = np.full(moment.shape, float(self.sigma_off_diagonal) ** 2)
-        np.fill_diagonal(variance, float(self.sigma_diagonal) ** 2)
-        return ratios.gaussian(moment, neighbour, variance)
 
 
 @dataclass(frozen=True)

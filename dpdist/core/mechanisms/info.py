@@ -115,6 +115,9 @@ class MechanismInfo:
     options: tuple[Option, ...] = ()
     replacement: str = ""
     advice: str = ""
+    gap: float | None = None
+    """Gap between the first two eigenvalues, over d times the nuclear sensitivity over epsilon, up to which one vector
+    captures more than `two-sided-wishart`; None if that was not measured."""
     units: bool = False
     semidefinite: bool = False
 

@@ -31,8 +31,6 @@ from dataclasses import dataclass
 
 from dpdist.core.mechanisms.base import (
     IndependentEntries,
-    LogRatio,
-    Matrix,
     Mechanism,
     Proved,
     proved,
@@ -45,7 +43,6 @@ from dpdist.core.noise.entropy import Entropy
 from dpdist.core.noise.lattice import MAX_SCALE, discrete_laplace
 from dpdist.core.privacy.guarantee import MICRO, Arithmetic, PrivacyLoss
 from dpdist.core.triangle import Band, Triangle
-from dpdist.literature import ratios
 
 
 @dataclass(frozen=True)
@@ -62,9 +59,6 @@ class CalibratedLaplace(Proved, IndependentEntries):
 
     def draw_band(self, band: Band, entropy: Entropy) -> Triangle:
         return discrete_laplace(self.scale, band.entries, entropy)
-
-    def log_ratio(self, moment: Matrix, neighbour: Matrix) -> LogRatio:
-        return ratios.laplace(moment, neighbour, self.scale)
 
 
 def _calibrated(query: LatticeQuery, loss: PrivacyLoss, sensitivity: int) -> CalibratedLaplace:

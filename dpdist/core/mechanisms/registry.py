@@ -8,22 +8,22 @@ and :mod:`dpdist.answers.noise_edge` define its edge.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from dpdist.core.errors import RefusedError, UsageError
-from dpdist.core.mechanisms import gaussian, laplace, wishart
-from dpdist.core.mechanisms.base import Calibrated, IndependentEntries, Matrix, Mechanism
+from dpdist.core.mechanisms.base import Calibrated, IndependentEntries, Mechanism
 from dpdist.core.mechanisms.info import MechanismInfo, Options
 from dpdist.core.mechanisms.noise_law import Noise
 from dpdist.core.mechanisms.sensitivity import LatticeQuery
 from dpdist.core.noise.entropy import Entropy
 from dpdist.core.privacy.guarantee import Arithmetic, PrivacyLoss
 from dpdist.core.triangle import Band, Triangle
-from dpdist.literature import analyze_gauss, eigenpairs, exponential, jl, knorm, mvg, one_sided, orbit, power
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,6 @@ class CalibratedNone(IndependentEntries):
 
     def draw_band(self, band: Band, entropy: Entropy) -> Triangle:  # noqa: ARG002 - there is nothing to draw
         return np.zeros(band.entries, dtype=np.int64)
-
-    def log_ratio(self, moment: Matrix, neighbour: Matrix) -> None:
-        """Return None: the release is the moment itself."""
 
 
 class NoPrivacy:
@@ -65,24 +62,41 @@ class NoPrivacy:
         return CalibratedNone(query.size)
 
 
-_FAMILIES: tuple[tuple[Mechanism, ...], ...] = (
-    gaussian.MECHANISMS,
-    wishart.MECHANISMS,
-    one_sided.MECHANISMS,
-    power.MECHANISMS,
-    laplace.MECHANISMS,
-    analyze_gauss.MECHANISMS,
-    (NoPrivacy(),),
-    exponential.MECHANISMS,
-    eigenpairs.MECHANISMS,
-    orbit.MECHANISMS,
-    mvg.MECHANISMS,
-    jl.MECHANISMS,
-    knorm.MECHANISMS,
-)
-MECHANISMS: dict[str, Mechanism] = {mechanism.info.name: mechanism for family in _FAMILIES for mechanism in family}
+_NONE = NoPrivacy()
+_FAMILIES = {
+    "core.mechanisms.gaussian": ("gaussian",),
+    "core.mechanisms.wishart": ("two-sided-wishart",),
+    "literature.one_sided": ("wishart", "sn", "jiang-wishart", "sheffet-wishart"),
+    "literature.power": ("power", "power-published"),
+    "core.mechanisms.laplace": ("laplace", "laplace-published"),
+    "literature.analyze_gauss": ("analyze-gauss", "sulq", "mod-sulq"),
+    "core.mechanisms.registry": ("none",),
+    "literature.exponential": ("ppca", "bingham"),
+    "literature.eigenpairs": ("kapralov-talwar", "amin"),
+    "literature.orbit": ("orbit", "orbit-lowrank"),
+    "literature.mvg": ("mvg", "mvg-psd", "mvg-exact"),
+    "literature.jl": ("jl",),
+    "literature.knorm": ("nuclear", "frobenius"),
+}
+"""Modules of dpdist with their mechanisms. Others cannot add theirs: a mechanism states its own guarantee."""
+_MODULES = {name: f"dpdist.{module}" for module, names in _FAMILIES.items() for name in names}
 
 
+class _Registry(Mapping[str, Mechanism]):
+    """All mechanisms by name; a module is imported when one of its mechanisms is used."""
+
+    def __getitem__(self, name: str) -> Mechanism:
+        family: tuple[Mechanism, ...] = (_NONE,) if name == "none" else import_module(_MODULES[name]).MECHANISMS
+        return next(mechanism for mechanism in family if mechanism.info.name == name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_MODULES)
+
+    def __len__(self) -> int:
+        return len(_MODULES)
+
+
+MECHANISMS: Mapping[str, Mechanism] = _Registry()
 RECOMMENDED = ("gaussian", "two-sided-wishart")  # with a delta, and without
 
 
@@ -117,7 +131,7 @@ def list_mechanisms() -> tuple[MechanismInfo, ...]:
 
 def mechanism_named(name: str) -> Mechanism:
     """Return the mechanism with a name."""
-    if isinstance(name, str) and name in MECHANISMS:
+    if isinstance(name, str) and name in _MODULES:
         return MECHANISMS[name]
     shown = repr(name) if isinstance(name, str) else f"of type {type(name).__name__}"
     raise UsageError(f"There is no mechanism {shown}. Choose one of {', '.join(MECHANISMS)}.")

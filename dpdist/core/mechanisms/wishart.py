@@ -48,7 +48,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dpdist.core.mechanisms.base import Additive, LogRatio, Matrix, Mechanism, Proved, proved, require_on_lattice
+from dpdist.core.mechanisms.base import Additive, Matrix, Mechanism, Proved, proved, require_on_lattice
 from dpdist.core.mechanisms.info import Kind, MechanismInfo, Option
 from dpdist.core.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.core.mechanisms.sensitivity import LatticeQuery
@@ -57,7 +57,6 @@ from dpdist.core.noise.floats import normals
 from dpdist.core.noise.products import rounded_wishart
 from dpdist.core.privacy.guarantee import MICRO, Arithmetic, PrivacyLoss
 from dpdist.core.triangle import Triangle, rounded
-from dpdist.literature import ratios
 
 ARITHMETIC = Option(
     "arithmetic",
@@ -97,9 +96,6 @@ class CalibratedTwoSidedWishart(Proved, Additive):
     def _wishart(self, columns: int, entropy: Entropy) -> Matrix:
         z = normals(self.size * columns, entropy).reshape(self.size, columns)
         return z @ z.T
-
-    def log_ratio(self, moment: Matrix, neighbour: Matrix) -> LogRatio:
-        return ratios.two_sided_wishart(moment, neighbour, self.size + 1, self.scale)
 
 
 class TwoSidedWishart:

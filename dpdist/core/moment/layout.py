@@ -44,6 +44,7 @@ _IDLE = 2  # driver and scheduler could handle this multiple of the tasks, excep
 
 def task_count(table: Sizes, *, row_seconds: float, entries: int, workers: int) -> int:
     """Return the number of tasks that the chunks of a table are divided into."""
+    workers = max(1, workers)  # an adaptive cluster may have none at this moment
     seconds = table.rows * row_seconds
     shortest = max(_SHORTEST, _FOLDS * _FOLD_SECONDS * entries)
     handled = seconds / (workers * _IDLE * TASK_SECONDS)

@@ -1,7 +1,7 @@
 """The exact moment for mechanisms: its integers, a float64 matrix, bands, or only products with a few vectors.
 
 **Products are exact sums.** Rows z are integer vectors, and so are the vectors that they are multiplied by, after a
-shift by their g fractional bits (:func:`dpdist.literature.power.on_grid`): ``V``, columns of norm at most 2^g. So ``Y =
+shift by their g fractional bits (:func:`on_grid`): ``V``, columns of norm at most 2^g. So ``Y =
 z^T V`` and the sum of all ``z Y`` are integers, with the same bits for all blocks, partitions and workers. Float64
 computes them exactly with any BLAS, because all sums stay below 2^53:
 
@@ -18,6 +18,7 @@ integers for all partitions, and so is the float64 product, which is computed fr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -30,9 +31,17 @@ from dpdist.core.moment.total import BoundedBlocks, MomentTask, Partial, block_r
 from dpdist.core.rows.bounding import RowBound
 from dpdist.core.rows.table import Sizes
 from dpdist.core.triangle import Band, Triangle, unpacked
-from dpdist.literature.power import GRID_BITS
 
 Matrix = npt.NDArray[np.float64]
+GRID_BITS = 24
+"""Fractional bits of V: far finer than any noise, and coarse enough for exact sums in float64."""
+
+
+def on_grid(frame: Matrix) -> Matrix:
+    """Return a (d, k) frame scaled by 1 - h and rounded to multiples of ``2^-GRID_BITS``: spectral norm at most 1."""
+    share = 1 - math.sqrt(frame.size) * 2.0**-GRID_BITS
+    rounded: Matrix = np.ldexp(np.rint(np.ldexp(share * frame, GRID_BITS)), -GRID_BITS)
+    return rounded
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpdist.core.errors import DataError, RefusedError, UsageError
 from dpdist.core.frames import is_a
 from dpdist.core.ingest.collection import collection_of
-from dpdist.core.ingest.readers.base import Choices
+from dpdist.core.ingest.readers.base import Choices, GenotypeRules
 from dpdist.core.ingest.registered import open_rows
 from dpdist.core.ingest.remote import Remote, location_of
 from dpdist.core.ledger import state_folder
@@ -23,6 +24,7 @@ from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.ledger.state import OtherFormatError, State
 from dpdist.core.naming import parameter, step
 from dpdist.core.paths import AnyPath
+from dpdist.core.pipeline import stored
 from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.progress import Progress, steps
 from dpdist.core.release import archive, trusted
@@ -35,8 +37,6 @@ from dpdist.core.rows.units import Keep, Unit, unit_from
 from dpdist.core.storage.arrays import attributes_of
 from dpdist.core.storage.atomic import make_once, require_new
 from dpdist.core.storage.store import AnyStore, Store, store_at
-from dpdist.formats.genotypes import Genotypes
-from dpdist.literature import matrix
 
 if TYPE_CHECKING:
     from dpdist.core.ingest.sources import SourceLocation
@@ -193,7 +193,7 @@ def ingest_rows(
 
     meaning = schema if schema is None or isinstance(schema, Schema) else read_for(schema, source, header)
     unit = unit_from(privacy_unit, max_rows, keep)
-    choices = Choices(variable, missing, header, meaning, Genotypes.of(genotypes or {}), rows_dimension)
+    choices = Choices(variable, missing, header, meaning, _genotypes(genotypes), rows_dimension)
     ledger = None if ledger is None else parse_address(ledger)
     table = collection_of(source, rows_dimension)
     origin: Callable[..., dict[str, object]]
@@ -241,6 +241,13 @@ def ingest_rows(
 
     make_once(exists, make)
     return taken_up(rows, budget, ledger)
+
+
+def _genotypes(rules: Mapping[str, str] | None) -> GenotypeRules | None:
+    if not rules:
+        return None
+    parsed: GenotypeRules | None = import_module("dpdist.formats.genotypes").Genotypes.of(rules)
+    return parsed
 
 
 def taken_up(rows: Store, budget: PrivacyLoss | None, ledger: LedgerAddress | None) -> RowsTable:
@@ -535,8 +542,10 @@ def verify_ledger(ledger: AnyLedgerAddress, releases: Sequence[AnyStore] = ()) -
     opened = Ledger(ledger)
     opened.verify()
     for path in map(store_at, releases):
-        if (attributes_of(path) or {}).get("format") == matrix.FORMAT:
-            release_id = matrix.require_recorded(opened, path).release_id
+        described = attributes_of(path) or {}
+        if described.get("format") in stored.KINDS:  # a matrix, whose bytes are compared below
+            release_id = str(described.get("release_id"))
+            trusted.require_remembered(opened, path, release_id, described.get("ledger_head"))
         else:
             release_id = trusted.require_recorded(opened, path).release_id
         record = opened.record(release_id)

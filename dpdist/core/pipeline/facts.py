@@ -132,13 +132,13 @@ class RowsFacts(Facts):
         chunks = f"{counted(self.chunks, 'chunk')} of {counted(self.chunk_rows, 'row')}"
         return [
             ("rows", _rows(self.n)),
-            ("columns", _columns(self.columns)),
+            ("columns", columns_line(self.columns)),
             ("stored", f"{self.dtype}, {chunks}, {self.bytes} bytes"),
             ("codec", f"compression {self.codec}, checksum {self.checksum} on every chunk"),
             *([("in place", f"{self.source}: read in place, and must not be changed")] if self.source else []),
             ("data set", self.dataset_id),
             *([("period", self.period)] if self.period else []),
-            *_schema(self.schema),
+            *schema_lines(self.schema),
             ("unit", _unit(self.unit)),
             *([("reproduced", "released for reproduction: they can have no budget")] if self.reproduced else []),
             ("ledger", str(self.ledger)),
@@ -201,8 +201,8 @@ class ReleaseFacts(Facts):
             lines.append(("scaled by", "a public scale"))
         lines += [
             ("rows", "not published" if release.rows is None else str(release.rows)),
-            ("columns", _columns(release.names)),
-            *_schema(release.schema),
+            ("columns", columns_line(release.names)),
+            *schema_lines(release.schema),
             ("noise", release.noise.law),
         ]
         if release.releases:
@@ -213,56 +213,6 @@ class ReleaseFacts(Facts):
             times = f"each added {min(weights)} to {max(weights)} times"
             lines.append(("weights", f"{counted(len(weights), 'period')}, {times}: no second moment"))
         return [*lines, ("made by", f"dpdist {__version__}")]
-
-
-@dataclass(frozen=True, kw_only=True)
-class MatrixFacts(Facts):
-    """Description of a released matrix of declared sensitivity."""
-
-    kind: ClassVar[str] = "matrix"
-    title: ClassVar[str] = "private symmetric matrix, of declared sensitivity"
-    release_id: str
-    mechanism: str
-    d: int
-    guarantee: str
-    declared_sensitivity: str
-    noise_deviation: float
-
-    def _lines(self) -> Lines:
-        return [
-            ("release", f"{self.release_id}, {self.mechanism}"),
-            ("guarantee", self.guarantee),
-            ("sensitivity", self.declared_sensitivity),
-            ("matrix", f"{self.d} x {self.d}, noise off the diagonal of standard deviation {self.noise_deviation:.3g}"),
-        ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelFacts(Facts):
-    """Description of components."""
-
-    kind: ClassVar[str] = "model"
-    title: ClassVar[str] = "principal components of a release"
-    release_id: str
-    mechanism: str
-    status: str
-    k: int
-    columns: tuple[str, ...]
-    eigenvalues: bool  # whether the model has them
-    schema: Schema | None = None
-    correlation: bool = False
-
-    def _warning(self) -> str:
-        return f"{self.status.upper()}: do not publish it"
-
-    def _lines(self) -> Lines:
-        of = ", of the correlation matrix" if self.correlation else ""
-        return [
-            ("release", f"{self.release_id}, {self.mechanism}, {self.status}"),
-            ("components", f"{self.k}, {'with' if self.eigenvalues else 'without'} eigenvalues{of}"),
-            ("columns", _columns(self.columns)),
-            *_schema(self.schema),
-        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,14 +237,12 @@ class ScoresFacts(Facts):
         ]
 
 
-AnyFacts = RowsFacts | PeriodsFacts | ReleaseFacts | MatrixFacts | ModelFacts | ScoresFacts
-
-
 def _rows(count: int) -> str:
     return f"{count} (private under add-remove, public under replace-one)"
 
 
-def _columns(names: Sequence[str]) -> str:
+def columns_line(names: Sequence[str]) -> str:
+    """Return the first names of columns, and their number."""
     hidden = len(names) - _SHOWN
     return f"{len(names)}: {', '.join(names[:_SHOWN])}" + (f" and {hidden} more" if hidden > 0 else "")
 
@@ -308,7 +256,7 @@ def _grid(bound: RowBound) -> str:
     return f"{grid} clipped to norm {rounded_norm(bound.shortened_norm)}, and rounded without bias"
 
 
-def _schema(schema: Schema | None) -> Lines:
+def schema_lines(schema: Schema | None) -> Lines:
     """Return the line about the schema of the columns."""
     if schema is None:
         return []

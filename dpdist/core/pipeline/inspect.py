@@ -17,7 +17,6 @@ import numpy as np
 import zarr
 from msgspec import Struct
 
-from dpdist.answers import model
 from dpdist.core.errors import DataError, RefusedError, UsageError, quiet
 from dpdist.core.ingest import registered
 from dpdist.core.ingest.registered import attributes_in, open_rows
@@ -25,14 +24,12 @@ from dpdist.core.ledger.address import AnyLedgerAddress, LedgerAddress, parse_ad
 from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.naming import step
 from dpdist.core.parallel import available_cores, threaded
-from dpdist.core.pipeline import projection
+from dpdist.core.pipeline import projection, stored
 from dpdist.core.pipeline.budget import default_ledger, ledger_place
 from dpdist.core.pipeline.facts import (
-    AnyFacts,
+    Facts,
     LedgerFacts,
     LedgerState,
-    MatrixFacts,
-    ModelFacts,
     PeriodsFacts,
     ReleaseFacts,
     RowsFacts,
@@ -50,7 +47,6 @@ from dpdist.core.rows.table import Table
 from dpdist.core.rows.writing import chunk_key
 from dpdist.core.storage.arrays import Text, attributes_of
 from dpdist.core.storage.store import AnyStore, Store, store_at
-from dpdist.literature import matrix
 
 _BATCH_BYTES = 512 << 10
 """Rows that are verified at once: half of a core's second-level cache."""
@@ -61,7 +57,7 @@ _BUFFERS = 512 << 20
 @quiet()
 def inspect_path(
     path: AnyStore, *, ledger: AnyLedgerAddress | None = None, verify: bool = False, progress: Progress | None = None
-) -> AnyFacts:
+) -> Facts:
     """Describe a folder: rows, a folder of periods, a release, a released matrix, a model or scores.
 
     No value of a row and no statistic of the rows is computed.
@@ -117,12 +113,11 @@ def inspect_path(
     """
     store, address = store_at(path), None if ledger is None else parse_address(ledger)
     rows = partial(_rows, store, address, verify=verify, progress=progress)
-    kinds: dict[str, Callable[[], AnyFacts]] = {
+    kinds: dict[str, Callable[[], Facts]] = {
         dataset.FORMAT: rows,
         registered.FORMAT: rows,
         artefact.FORMAT: partial(_release, store),
-        matrix.FORMAT: partial(_matrix, store),
-        model.FORMAT: partial(_model, store),
+        **{kind: partial(_elsewhere, kind, store) for kind in stored.KINDS},
         projection.FORMAT: partial(_scores, store, verify=verify, progress=progress),
     }
     if is_periodic(store):
@@ -143,6 +138,11 @@ def inspect_path(
         f"{store} was not written by dpdist: it is not rows, a folder of periods, a release, a model or scores. Create "
         f"rows with: {step('ingest', store, 'ROWS')}"
     )
+
+
+def _elsewhere(kind: str, store: Store) -> Facts:
+    facts: Facts = stored.module_of(kind).facts(store)
+    return facts
 
 
 def _rows(store: Store, ledger: LedgerAddress | None, *, verify: bool, progress: Progress | None) -> RowsFacts:
@@ -233,41 +233,6 @@ def _ledger(
 def _release(store: Store) -> ReleaseFacts:
     release = open_release(store)
     return ReleaseFacts(path=str(store), private=not release.private_as_claimed, damaged=(), release=release)
-
-
-def _matrix(store: Store) -> MatrixFacts:
-    release = matrix.open_matrix(store)
-    return MatrixFacts(
-        path=str(store), private=False, damaged=(), release_id=release.release_id, mechanism=release.mechanism,
-        d=len(release.lattice), guarantee=release.guarantee_message, declared_sensitivity=release.sensitivity_message,
-        noise_deviation=release.deviation,
-    )  # fmt: skip
-
-
-class _ModelHead(Struct):
-    mechanism: Text
-    status: Text
-
-
-def _model(store: Store) -> ModelFacts:
-    opened = model.open_model(store)
-    try:
-        head = msgspec.convert(attributes_of(store), _ModelHead)
-    except ValueError:
-        raise DataError(f"{store} is a damaged model.zarr. Write it again with {step('pca')}.") from None
-    return ModelFacts(
-        path=str(store),
-        private=head.status != "private",
-        damaged=(),
-        release_id=opened.release_id,
-        mechanism=head.mechanism,
-        status=head.status,
-        k=len(opened.components.components),
-        columns=opened.names,
-        eigenvalues=opened.components.eigenvalues is not None,
-        schema=opened.schema,
-        correlation=opened.correlation,
-    )
 
 
 class _ScoresHead(Struct):

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +21,11 @@ from threadpoolctl import threadpool_limits
 from zarr.core.buffer import Buffer, default_buffer_prototype
 from zarr.storage import MemoryStore
 
-from dpdist.answers.components import Components
-from dpdist.answers.model import Model
 from dpdist.core.errors import DataError
 from dpdist.core.naming import step
 from dpdist.core.rows.chunks import ChunkReader
 from dpdist.core.rows.dataset import RowsTable
+from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.writing import chunk_key
 from dpdist.core.storage.arrays import ROOT, ChunkWriter, array_options, digest_of_objects
 from dpdist.core.storage.store import AnyStore, Store, store_at
@@ -37,12 +37,41 @@ _ORDINARY = 2.0**40
 """Bound on shifts, scales and inverse scales that are far from the limits of float32."""
 
 
+class Directions(Protocol):
+    """Components of a model: (k, d) rows, and the mean and scale of the rows, (d,) each."""
+
+    @property
+    def components(self) -> npt.NDArray[np.float64]: ...  # noqa: D102
+
+    @property
+    def mean(self) -> npt.NDArray[np.float64]: ...  # noqa: D102
+
+    @property
+    def scale(self) -> npt.NDArray[np.float64]: ...  # noqa: D102
+
+
+class StoredModel(Protocol):
+    """A model of a release."""
+
+    @property
+    def release_id(self) -> str: ...  # noqa: D102
+
+    @property
+    def names(self) -> tuple[str, ...]: ...  # noqa: D102
+
+    @property
+    def schema(self) -> Schema | None: ...  # noqa: D102
+
+    @property
+    def components(self) -> Directions: ...  # noqa: D102
+
+
 @dataclass(frozen=True)
 class ProjectionTask:
     """Chunks of scores to compute, and their input."""
 
     table: RowsTable
-    components: Components
+    components: Directions
     scores: Store
     chunks: range
 
@@ -57,7 +86,7 @@ class Projector:
     # Rows are shifted and multiplied in batches that fit the cache. The division by the scale and the float32 error of
     # the mean are applied to the components once.
 
-    def __init__(self, components: Components, rows: npt.DTypeLike) -> None:
+    def __init__(self, components: Directions, rows: npt.DTypeLike) -> None:
         self.dtype = scores_dtype(rows, components)
         self._model = components
         self._vectors = np.ascontiguousarray((components.components / components.scale).T.astype(self.dtype))
@@ -119,7 +148,7 @@ def project_chunks(task: ProjectionTask) -> None:
 class _Scores:
     """Computes chunks of scores, all of one length; chunks of registered rows may have any length."""
 
-    def __init__(self, table: RowsTable, components: Components) -> None:
+    def __init__(self, table: RowsTable, components: Directions) -> None:
         self._table = table
         self._projector = Projector(components, table.dtype)
         self._reader = ChunkReader(table, self._projector.piece_rows, tuple(components.mean))
@@ -149,7 +178,7 @@ class _Scores:
         out[stop - start :] = 0
 
 
-def scores_in_memory(table: RowsTable, components: Components) -> npt.NDArray[np.floating]:
+def scores_in_memory(table: RowsTable, components: Directions) -> npt.NDArray[np.floating]:
     """Return the scores of all rows of a table, (n, k), bit-identical to ``dpdist project`` on this machine."""
     projector = Projector(components, table.dtype)
     reader = ChunkReader(table, projector.piece_rows, tuple(components.mean))
@@ -168,7 +197,7 @@ def scores_in_memory(table: RowsTable, components: Components) -> npt.NDArray[np
     return scores
 
 
-def scores_dtype(rows: npt.DTypeLike, components: Components) -> np.dtype[np.floating]:
+def scores_dtype(rows: npt.DTypeLike, components: Directions) -> np.dtype[np.floating]:
     """Return float32 for float32 rows with ordinary means and scales, else float64."""
     # the error of a float32 score is about 1e-7 of the norm of the shifted and scaled row
     ordinary = max(abs(components.mean).max(), components.scale.max(), (1 / components.scale).max()) <= _ORDINARY
@@ -176,7 +205,7 @@ def scores_dtype(rows: npt.DTypeLike, components: Components) -> np.dtype[np.flo
 
 
 @contextmanager
-def scores_of(table: RowsTable, model: Model, model_at: AnyStore, target: AnyStore) -> Iterator[ProjectionTask]:
+def scores_of(table: RowsTable, model: StoredModel, model_at: AnyStore, target: AnyStore) -> Iterator[ProjectionTask]:
     """Prepare scores.zarr and yield the task that fills it; it is published when the block ends without error."""
     if model.schema != table.schema:
         cure = (
@@ -218,7 +247,7 @@ def scores_of(table: RowsTable, model: Model, model_at: AnyStore, target: AnySto
             raise DataError(f"Some chunks of {target} were not written. Run the same command again.")
 
 
-def _identity(head: dict[str, Buffer], components: Components) -> str:
+def _identity(head: dict[str, Buffer], components: Directions) -> str:
     """Return the identity of scores: rows, shape and type, and the components to the last bit."""
     parts = {"components": components.components, "mean": components.mean, "scale": components.scale}
     stored = default_buffer_prototype().buffer

@@ -13,8 +13,6 @@ from pathlib import Path, PurePath
 
 import numpy as np
 
-from dpdist.answers.bias import clipped_rows
-from dpdist.answers.bias import warning as rounding_warning
 from dpdist.core.errors import DataError, UsageError
 from dpdist.core.html import table
 from dpdist.core.ingest.registered import open_rows
@@ -88,12 +86,10 @@ class Outcome:
                 f"{self.path}: {release.release_id}. NOT PRIVATE AS CLAIMED: {release.mechanism}, claimed "
                 f"{release.claim or 'nothing'}, proved {proved} under {release.neighbours}. Do not publish it."
             )
-        # clipping and rounding are described for equal weights only
-        clipped = "" if release.weights else f"{clipped_rows(release).warning()}{rounding_warning(release)}"
         return (
             f"{self.path}: {release.release_id} ({status}). {release.mechanism}, "
             f"{release.guarantee_words()}, {release.guarantee.arithmetic}.{stage_words(release)} This file is public."
-            f"{checks.cautions_message(release.cautions)} {clipped}".rstrip()
+            f"{checks.cautions_message(release.cautions)}"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import zipfile
@@ -26,6 +27,7 @@ from dpdist.core.privacy.guarantee import PrivacyLoss, neighbours_of
 from dpdist.core.release.artefact import open_release
 from dpdist.core.release.norm_histogram import NormsRequest
 from dpdist.core.release.request import Centring, ReleaseRequest, exact_fraction, share_from
+from dpdist.core.rows.bounding import RowBound
 
 LARGEST_FILE = 64 << 20
 """Size limit in bytes of a job file, or a file of public numbers."""
@@ -65,7 +67,8 @@ def request_from(
         targets=options.targets,
     )
     columns = len(next((v for v in shift.values() if v), (0.0, 0.0)))
-    request.with_placeholders.bound(columns)  # checks the range of clip norm and grid bits
+    # checks the range of clip norm and grid bits; default bits follow from the table, which is not known here
+    dataclasses.replace(request, grid_bits=request.grid_bits or RowBound.grid_bits).with_placeholders.bound(columns)
     return request
 
 

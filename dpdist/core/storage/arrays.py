@@ -23,7 +23,8 @@ from zarr.core.buffer import Buffer
 from dpdist.core.errors import DataError, ResumableError
 from dpdist.core.naming import step
 from dpdist.core.paths import not_plain
-from dpdist.core.storage.store import MOST_AT_ONCE, Store
+from dpdist.core.storage.store import MOST_AT_ONCE, AnyStore, Store, store_at
+from dpdist.core.text import listed
 
 Array: TypeAlias = "zarr.Array[Any]"  # text: before 3.1.4 it takes no type at run time
 ROOT = "zarr.json"
@@ -151,3 +152,17 @@ def complete_arrays(store: Store, names: set[str]) -> dict[str, Array]:
 def read_arrays(store: Store, names: set[str]) -> dict[str, npt.NDArray[Any]]:
     """Read the arrays of an untrusted group into memory."""
     return {name: np.asarray(array[...]) for name, array in complete_arrays(store, names).items()}
+
+
+def made_from(location: AnyStore, kind: str, **expected: object) -> bool:
+    """Return whether a model or scores exist with these attributes; refuse different ones."""
+    store = store_at(location)
+    if not store.exists():
+        return False
+    info = attributes_of(store) or {}
+    if differing := [key for key, value in expected.items() if info.get(key) != value]:
+        raise DataError(
+            f"{store} exists already with another content, or is not a {kind}.zarr: its {listed(differing)} "
+            f"{'differs' if len(differing) == 1 else 'differ'}. Choose another path."
+        )
+    return True

@@ -20,6 +20,7 @@ from support.ledgers import losses
 from support.parts import added, parts_of, table_of, whole_of
 from support.replays import Recording, Replaying
 
+from dpdist.answers.fitting import fit_components
 from dpdist.core import triangle
 from dpdist.core.errors import DataError, DpdistError, UsageError
 from dpdist.core.ingest.registered import open_rows
@@ -33,7 +34,6 @@ from dpdist.core.moment.total import Partial, add_partials, complete, partition_
 from dpdist.core.parallel import fan_in
 from dpdist.core.pipeline import release as release_steps
 from dpdist.core.pipeline.budget import create_ledger, default_ledger
-from dpdist.core.pipeline.components import fit_components
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.core.release import artefact, trusted
 from dpdist.core.release import transaction as drawing

@@ -16,7 +16,7 @@ from support.folders import ROOT
 from support.norms import call
 
 from dpdist import PrivateCovariance, PrivatePCA
-from dpdist.answers.bias import ClippedRows, clipped_rows, trace_deviation
+from dpdist.answers.bias import ClippedRows, clipped_rows, described, trace_deviation
 from dpdist.core.errors import ClippedRowsWarning
 from dpdist.core.moment.operator import MomentMatrix
 from dpdist.core.noise.entropy import SYSTEM
@@ -125,7 +125,7 @@ def test_rows_that_fill_most_of_the_clip_norm_are_said_to_and_others_are_not(tmp
     assert found.nearly_all is False
     assert found.warning().startswith("Perhaps most of the rows, at most 9")
     assert re.search(r"norm 2\.9\d+ \(perhaps most of them, at most 9\d%\)", found.describe())
-    assert found.warning() in Outcome(release, "r.zarr", fresh=True).describe()
+    assert found.warning() in described(Outcome(release, "r.zarr", fresh=True))
     with pytest.warns(ClippedRowsWarning, match="Perhaps most"):
         PrivatePCA.from_release(release, 1)
     fewer = normal(23) * np.where(np.arange(20_000) % 10 < 6, 100, 1e-3)[:, None]

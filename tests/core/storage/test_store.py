@@ -13,15 +13,16 @@ import pytest
 from support.dithering import KEY
 from support.parts import added, whole_of
 
+from dpdist.answers.fitting import fit_components
 from dpdist.core.errors import DataError, ResumableError, UsageError
 from dpdist.core.ingest.registered import open_rows
 from dpdist.core.ingest.write import ingest
 from dpdist.core.moment.total import MomentTask, complete, moment_task, partition_moment
 from dpdist.core.pipeline.budget import create_ledger, default_ledger, periodic_table, verify_ledger
-from dpdist.core.pipeline.components import fit_components, project_rows
 from dpdist.core.pipeline.inspect import inspect_path
 from dpdist.core.pipeline.projection import scores_in_memory
 from dpdist.core.pipeline.release import release_rows
+from dpdist.core.pipeline.scores import project_rows
 from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.rows import dataset

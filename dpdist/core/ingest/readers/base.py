@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial, wraps
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,6 @@ from dpdist.core.naming import parameter, step
 from dpdist.core.rows.columns import DTYPES
 from dpdist.core.rows.schema import Schema
 from dpdist.core.text import as_json, listed
-from dpdist.formats.genotypes import Genotypes
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -54,6 +53,17 @@ MOST_LABELS = 1 << 26  # most bytes of all column names
 _TYPED = 50  # most names spelled out in a command
 
 
+class GenotypeRules(Protocol):
+    """Rules for genotypes (:class:`dpdist.formats.genotypes.Genotypes`)."""
+
+    @property
+    def stated(self) -> Mapping[str, str]:
+        """The rules as their user stated them."""
+
+    def to_json(self) -> dict[str, str]:
+        """Return the rules as JSON values."""
+
+
 @dataclass(frozen=True)
 class Choices:
     """Options of an ingest for some kinds of files; None: not given."""
@@ -62,7 +72,7 @@ class Choices:
     missing: int | None = None  # count for missing genotypes; None: refuse them
     header: str | None = None  # whether the first line names the columns; None: guess if clear
     schema: Schema | None = None  # maps columns to numbers; None: they are numbers
-    genotypes: Genotypes | None = None
+    genotypes: GenotypeRules | None = None
     rows_dimension: str | None = None  # dimension of the rows; None: the first
 
     def __post_init__(self) -> None:

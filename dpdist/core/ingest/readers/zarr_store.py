@@ -41,9 +41,9 @@ from dpdist.core.ingest.readers.chunked import (
 from dpdist.core.ingest.readers.source import Fragments, State, version_of
 from dpdist.core.naming import step
 from dpdist.core.paths import require_plain
-from dpdist.formats.hdf5 import strings
 
 MARKS = ("zarr.json", ".zarray", ".zgroup")  # every store has one of these at its root
+_TOGETHER = 4096  # most strings read at once
 _METADATA = frozenset({*MARKS, ".zattrs", ".zmetadata"})
 _PACKED = frozenset({"zarr.json", ".zarray", ".zmetadata"})  # metadata that names codecs
 _FEW = {"async.concurrency": 2}  # unpacked chunks at a time
@@ -138,6 +138,13 @@ def _is_anndata(group: zarr.Group) -> bool:
     """Whether a group is AnnData: marked since version 0.8, before by annotations of rows and columns."""
     return group.attrs.get("encoding-type") == "anndata" or all(
         name in group and group[name].attrs.get("encoding-type") == "dataframe" for name in ("obs", "var")
+    )
+
+
+def is_vcf_zarr(path: Any) -> bool:
+    """Whether a store holds genotypes by variant; False if it is damaged."""
+    return root_matches(
+        path, lambda root: getattr(root.get("call_genotype"), "ndim", 0) == 3 and "variant_allele" in root
     )
 
 
@@ -324,3 +331,11 @@ class Store(Chunked):
         if by_variant or (self._array_path or self.path.name).rpartition("/")[2] == "call_genotype":
             return ("variants", *(str(i) for i in range(1, array.ndim)))
         return ()
+
+
+def strings(data: Any, count: int, longest: int) -> Iterator[list[str]]:
+    """Yield strings in batches of bounded bytes."""
+    step = max(1, min(_TOGETHER, MOST_LABELS // max(1, longest)))
+    for start in range(0, count, step):
+        batch = np.asarray(data[start : start + step]).tolist()
+        yield [text.decode(errors="backslashreplace") if isinstance(text, bytes) else str(text) for text in batch]

@@ -1,31 +1,25 @@
-"""Components of a release, written as a model, and scores of rows on the components."""
+"""Components of a release, written as a model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from dpdist.answers import eigen
 from dpdist.answers import model as models
 from dpdist.answers.alignment import components_above_noise
 from dpdist.answers.captured import components_with_share
 from dpdist.answers.components import Components, components
 from dpdist.answers.correlation import correlation as correlation_of
-from dpdist.core.errors import DataError, UsageError
-from dpdist.core.ingest.registered import open_rows
-from dpdist.core.moment.layout import BOUND_SECONDS, MULTIPLY_SECONDS, split_tasks
-from dpdist.core.moment.operator import Matrix
+from dpdist.core.errors import UsageError
 from dpdist.core.naming import parameter
-from dpdist.core.pipeline import projection
+from dpdist.core.pipeline.products import multiplied
 from dpdist.core.release.artefact import Release, open_release
-from dpdist.core.rows.dataset import RowsTable
-from dpdist.core.runtime.cluster import Cluster, chosen
-from dpdist.core.runtime.local import Computation, Executor
-from dpdist.core.storage.arrays import ROOT, attributes_of
+from dpdist.core.storage.arrays import made_from
 from dpdist.core.storage.atomic import make_once
 from dpdist.core.storage.store import AnyStore, Store, store_at
-from dpdist.core.text import listed
+
+if TYPE_CHECKING:
+    from dpdist.core.runtime.cluster import Cluster
 
 
 class FittedModel(NamedTuple):
@@ -145,122 +139,5 @@ def _components_of(opened: Release, release: Store, count: float | None, cluster
         return components_with_share(opened, count)
     if opened.in_memory:
         return components_above_noise(opened) if count is None else components(opened, count)
-    with chosen(cluster).connected() as executor:
-        product = _release_product(release.absolute(), opened.bound.columns, executor)
+    with multiplied(release.absolute(), opened.bound.columns, cluster) as product:
         return components_above_noise(opened, product) if count is None else components(opened, count, product)
-
-
-def _release_product(release: Store, size: int, executor: Executor) -> Callable[[Matrix], Matrix]:
-    """Return a function that multiplies a released second moment by vectors."""
-    resources = executor.resources()
-    runs = eigen.tile_rows(size, resources.slots)
-    keep = size * size * 8 <= resources.memory // 2  # any process may receive any rows
-    executor.require_visible(release, ROOT)
-
-    def product(vectors: Matrix) -> Matrix:
-        task = eigen.ProductTask(release, range(size), vectors, keep)
-        computation = Computation("multiply", eigen.rows_product, task, runs, eigen.joined)
-        return executor.reduce(computation, eigen.stacked, label=None)
-
-    return product
-
-
-def made_from(location: AnyStore, kind: str, **expected: object) -> bool:
-    """Return whether a model or scores exist with these attributes; refuse different ones."""
-    store = store_at(location)
-    if not store.exists():
-        return False
-    info = attributes_of(store) or {}
-    if differing := [key for key, value in expected.items() if info.get(key) != value]:
-        raise DataError(
-            f"{store} exists already with another content, or is not a {kind}.zarr: its {listed(differing)} "
-            f"{'differs' if len(differing) == 1 else 'differ'}. Choose another path."
-        )
-    return True
-
-
-class ProjectedRows(NamedTuple):
-    """Result of a projection."""
-
-    rows: int
-    """The number of rows, which is private under add-remove."""
-    fresh: bool
-    """Whether the scores were written now; False if they already existed."""
-
-
-def scores_message(scores: AnyStore, *, fresh: bool) -> str:
-    """Return a message about the scores."""
-    status = "written" if fresh else "written before, and kept"
-    return f"{scores}: {status}. PRIVATE: scores are private rows in fewer dimensions; do not publish them."
-
-
-def project_rows(rows: AnyStore, model: AnyStore, scores: AnyStore, *, cluster: Cluster | None = None) -> ProjectedRows:
-    """Write a scores.zarr: the rows, projected on the components of a model. Scores are private.
-
-    Existing scores of the same rows, release and number of components are kept.
-
-    Parameters
-    ----------
-    rows : str or path-like
-        The rows.zarr, or its address: n x d.
-    model : str or path-like
-        The model.zarr, or its address: k components of d columns.
-    scores : str or path-like
-        The folder to write, or its address: (n, k) float64, or float32 of float32 rows. They are as private as
-        the rows.
-    cluster : Cluster, default None
-        Where to compute. None: threads of this process.
-
-    Returns
-    -------
-    ProjectedRows
-        The number of rows, and whether the scores were written now.
-
-    Raises
-    ------
-    DataError
-        If the target contains something else, or rows, model, cluster or target cannot be used.
-    ResumableError
-        If the connection to the cluster was lost.
-
-    See Also
-    --------
-    fit_components : Write a model.
-    PrivatePCA.transform : The same for rows in memory.
-
-    Examples
-    --------
-    Not run here:
-
-    >>> import dpdist
-    >>> dpdist.project_rows("rows.zarr", "model.zarr", "scores.zarr")  # doctest: +SKIP
-    ProjectedRows(rows=1797, fresh=True)
-    """
-    cluster = chosen(cluster)
-    model, target = store_at(model), store_at(scores)
-    table, opened = open_rows(rows), models.open_model(model)
-    exists = partial(
-        made_from,
-        target,
-        "scores",
-        format=projection.FORMAT,
-        dataset_id=table.dataset_id,
-        release_id=opened.release_id,
-        k=len(opened.components.components),
-    )
-    fresh = make_once(exists, partial(_project, table, opened, model, target, cluster))
-    if not fresh:
-        projection.require_complete(target, table)
-    return ProjectedRows(table.rows, fresh)
-
-
-def _project(table: RowsTable, opened: models.Model, model: Store, target: Store, cluster: Cluster) -> None:
-    target.require_new("scores")  # before any computation
-    row_seconds = BOUND_SECONDS * table.columns + MULTIPLY_SECONDS * opened.components.components.size
-    with cluster.connected() as executor:
-        workers = executor.resources().slots
-        tasks = split_tasks(table, row_seconds=row_seconds, entries=0, workers=workers)
-        with projection.scores_of(table, opened, model, target) as task:
-            for required in (table.probe, task.scores):
-                executor.require_visible(required, ROOT)
-            executor.map(Computation("project", projection.project_chunks, task, tasks), "Projecting rows")
