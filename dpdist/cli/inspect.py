@@ -11,6 +11,7 @@ from dpdist.cli.output import BARS, answer, show
 from dpdist.core.errors import DataError, UsageError
 from dpdist.core.ledger.address import LedgerAddress
 from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.pipeline.charged import statement_of
 from dpdist.core.pipeline.facts import ReleaseFacts
 from dpdist.core.pipeline.inspect import inspect_path
 from dpdist.core.release.artefact import open_release
@@ -43,7 +44,8 @@ def inspect(path: AnyStore, ledger: LedgerAddress | None, verify: bool, clean: b
     elif isinstance(facts, ReleaseFacts):
         from dpdist.report.promise import card_of  # noqa: PLC0415 - scipy.special, only needed here
 
-        show(json.dumps({**facts.to_json(), "card": card_of(facts.release, Ledger(ledger) if ledger else None)}))
+        stated = statement_of(Ledger(ledger), facts.release) if ledger else None
+        show(json.dumps({**facts.to_json(), "card": card_of(facts.release, stated)}))
     else:
         show(json.dumps(facts.to_json()))
     if facts.damaged:
@@ -76,7 +78,7 @@ def report_command(
     if str(store_at(out)).endswith(".json"):
         raise UsageError(f"A report is an HTML page. To print the privacy card, run: dpdist inspect {release} --json")
     opened = open_release(release)
-    charged = Ledger(ledger) if ledger else None
+    charged = statement_of(Ledger(ledger), opened) if ledger else None
     if verdict:
         officer.write(opened, out, ledger=charged, title=title, author=author)
     else:

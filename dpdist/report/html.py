@@ -17,9 +17,8 @@ from dpdist.answers.block import beside, column_indices, source_units
 from dpdist.answers.components import components
 from dpdist.answers.noise_edge import CONFIDENCE
 from dpdist.core.errors import BelowNoiseError, UsageError
-from dpdist.core.ledger.ledger import Ledger
-from dpdist.core.ledger.state import State
 from dpdist.core.mechanisms.registry import mechanism_named
+from dpdist.core.pipeline.charged import LedgerStatement, drawn_for
 from dpdist.core.pipeline.release import stage_words
 from dpdist.core.release.artefact import Release
 from dpdist.core.storage.store import AnyStore
@@ -29,7 +28,6 @@ from dpdist.report.charts import guesses, tests
 from dpdist.report.correlations import heat_of, standardised_of
 from dpdist.report.findings import component_findings, explained_of
 from dpdist.report.page import write_page
-from dpdist.report.promise import drawn_for, require_charged
 from dpdist.report.text import ALIGNED, SURE
 
 _DEFAULT = 10
@@ -54,7 +52,7 @@ def write(
     *,
     count: int | None = None,
     image: tuple[int, int] | None = None,
-    ledger: Ledger | None = None,
+    ledger: LedgerStatement | None = None,
     targets: Sequence[str] = (),
     on: Sequence[str] | None = None,
     title: str = "",
@@ -66,7 +64,6 @@ def write(
             f"An image of {image[0]} x {image[1]} pixels does not match {release.bound.columns} columns.",
             parameter="image",
         )
-    require_charged(release, ledger)
     result = components(release, count or _default_count(release))
     write_page(
         release,
@@ -160,14 +157,14 @@ def _noise(release: Release) -> Facts:
     return [*facts, ("published by", info.reference)]
 
 
-def _budget(ledger: Ledger, release: Release) -> dict[str, object]:
+def _budget(ledger: LedgerStatement, release: Release) -> dict[str, object]:
     """Return balance, head and charges of a ledger, the latest charge last."""
-    balance, charged = ledger.balance(), [record for record in ledger.records if record.state is not State.ABORTED]
+    balance, charged = ledger.balance, ledger.charged
     rows = [
         (
             record.release_id,
-            str(record.guarantee.loss),
-            counted(len(record.periods), "period") if record.periods else "all rows",
+            str(record.loss),
+            counted(record.periods, "period") if record.periods else "all rows",
             record.release_id in drawn_for(release),
         )
         for record in charged[-_PAST:]

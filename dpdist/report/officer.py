@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from dpdist.core.ledger.ledger import Ledger
-from dpdist.core.ledger.state import State
 from dpdist.core.mechanisms.registry import mechanism_named
+from dpdist.core.pipeline.charged import LedgerStatement, drawn_for
 from dpdist.core.privacy.guarantee import Arithmetic
 from dpdist.core.release.artefact import Release
 from dpdist.core.storage.store import AnyStore
 from dpdist.core.text import counted, exactly, listed
 from dpdist.report.page import write_page
-from dpdist.report.promise import drawn_for, require_charged
 
 _NAMED = 30
 """Largest number of columns that are listed."""
@@ -37,13 +35,14 @@ class Question(NamedTuple):
     answers: list[Answer]
 
 
-def write(release: Release, path: AnyStore, *, ledger: Ledger | None = None, title: str = "", author: str = "") -> None:
+def write(
+    release: Release, path: AnyStore, *, ledger: LedgerStatement | None = None, title: str = "", author: str = ""
+) -> None:
     """Write the page, replacing a page written by dpdist."""
-    require_charged(release, ledger)
     write_page(release, path, "officer.html", title=title, author=author, questions=questions(release, ledger))
 
 
-def questions(release: Release, ledger: Ledger | None) -> list[Question]:
+def questions(release: Release, ledger: LedgerStatement | None) -> list[Question]:
     """Return the five questions of docs/tutorials/officer.md with their answers for a release."""
     return [
         Question("What would be published, and with which guarantee?", list(_published(release))),
@@ -75,18 +74,15 @@ def _published(release: Release) -> Iterator[Answer]:
         yield Answer(False, f"The column {release.unit.column} identifies persons.")
 
 
-def _others(release: Release, ledger: Ledger | None) -> Iterator[Answer]:
+def _others(release: Release, ledger: LedgerStatement | None) -> Iterator[Answer]:
     if ledger is None:
         yield Answer(False, "No ledger was given, so other releases of these rows are unknown. Ask for it (--ledger).")
     else:
         own = drawn_for(release)
-        charged = [record for record in ledger.records if record.state is not State.ABORTED]
-        others = [
-            f"{record.release_id} ({record.guarantee.loss})" for record in charged if record.release_id not in own
-        ]
+        others = [f"{record.release_id} ({record.loss})" for record in ledger.charged if record.release_id not in own]
         found = f"{counted(len(others), 'other release')}: {listed(others[:_NAMED])}" if others else "no other release"
         yield Answer(True, f"The ledger of this table contains this release and {found}.")
-        balance = ledger.balance()
+        balance = ledger.balance
         kept = balance.condition is None and not (balance.exceeded or balance.closed or balance.exhausted)
         yield Answer(kept, f"The budget is {balance.budget}: {balance.promise}. So far: {balance}.")
     yield Answer(False, "The same people are in no other table with a budget of its own, nor in a copy of this one.")

@@ -23,9 +23,8 @@ from markupsafe import Markup
 from scipy.special import ndtr, ndtri
 
 from dpdist.core._version import __version__
-from dpdist.core.errors import UsageError
-from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.mechanisms.registry import mechanism_named
+from dpdist.core.pipeline.charged import LedgerStatement
 from dpdist.core.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.core.release.artefact import Heading, Release
 from dpdist.report.answers import number
@@ -114,14 +113,12 @@ def hits(guarantee: Guarantee, alarms: float) -> float:
     return max(bound, alarms)
 
 
-def card_of(release: Release, ledger: Ledger | None = None) -> dict[str, object]:
+def card_of(release: Release, ledger: LedgerStatement | None = None) -> dict[str, object]:
     """Return the card of a release as JSON values, with charges if a ledger is given."""
-    require_charged(release, ledger)
     info, unit, guarantee, budget = mechanism_named(release.mechanism).info, release.unit, release.guarantee, None
     if ledger is not None:
         charged = [
-            {"release_id": record.release_id, **_loss(record.guarantee.loss), "state": record.state.value}
-            for record in ledger.records
+            {"release_id": record.release_id, **_loss(record.loss), "state": record.state} for record in ledger.releases
         ]
         budget = {**_loss(ledger.budget), "head": ledger.head, "charged": charged}
     return {
@@ -177,20 +174,3 @@ def _assumptions(release: Release) -> Iterator[str]:
         yield "The proof assumes real numbers, which floating point approximates."
     if release.condition is not None:
         yield f"It holds if {release.condition}."
-
-
-def require_charged(release: Release, ledger: Ledger | None) -> None:
-    """Refuse a given ledger that does not contain a release, or is behind its witness."""
-    if ledger is None:
-        return
-    for drawn in drawn_for(release):
-        if ledger.record(drawn) is None:
-            raise UsageError(
-                f"The ledger does not contain {drawn}: name the ledger that was charged.", parameter="ledger"
-            )
-    ledger.require_current()  # otherwise the balance may be wrong
-
-
-def drawn_for(release: Release) -> tuple[str, ...]:
-    """Return the identifiers of the releases drawn for this one: a sum is charged as its parts."""
-    return release.releases or (release.release_id,)

@@ -22,6 +22,7 @@ from dpdist.answers.correlation import correlation
 from dpdist.core.errors import BelowNoiseError, UsageError
 from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.pipeline import budget
+from dpdist.core.pipeline.charged import statement_of
 from dpdist.core.pipeline.release import combine_releases, release_rows
 from dpdist.core.privacy.accounting import gaussian_delta
 from dpdist.core.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
@@ -197,7 +198,7 @@ def test_the_budget_is_that_of_the_ledger_that_was_charged_and_a_sum_is_charged_
         release_rows(table, place, request)
     ledger, other = (Ledger(budget.default_ledger(table)) for table in tables)
     release = open_release(places[0])
-    text = page(tmp_path, release, ledger=ledger)
+    text = page(tmp_path, release, ledger=statement_of(ledger, release))
     assert "So far: charged 1 release; left: one more release of epsilon 3" in text
     assert ledger.head in text
     assert str(release.ledger_head) in text
@@ -206,7 +207,7 @@ def test_the_budget_is_that_of_the_ledger_that_was_charged_and_a_sum_is_charged_
     assert "sum of 2 releases" in page(tmp_path, total)
     for shown, books in ((release, other), (total, ledger), (total, other)):
         with pytest.raises(UsageError, match="does not contain"):
-            page(tmp_path, shown, ledger=books)
+            statement_of(books, shown)
 
 
 def correlated(columns: int = 3, epsilon: str = "1") -> Release:
