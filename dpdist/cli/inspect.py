@@ -12,7 +12,6 @@ from dpdist.core.errors import DataError, UsageError
 from dpdist.core.ledger.address import LedgerAddress
 from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.pipeline.charged import statement_of
-from dpdist.core.pipeline.facts import ReleaseFacts
 from dpdist.core.pipeline.inspect import inspect_path
 from dpdist.core.release.artefact import open_release
 from dpdist.core.release.parse import columns_from
@@ -41,7 +40,7 @@ def inspect(path: AnyStore, ledger: LedgerAddress | None, verify: bool, clean: b
     facts = inspect_path(path, ledger=ledger, verify=verify, progress=BARS)
     if not as_json:
         show(facts.describe())
-    elif isinstance(facts, ReleaseFacts):
+    elif facts.release is not None:
         from dpdist.report.promise import card_of  # noqa: PLC0415 - scipy.special, only needed here
 
         stated = statement_of(Ledger(ledger), facts.release) if ledger else None

@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
-from dpdist.core.pipeline.facts import Facts, Lines
+from dpdist.core.pipeline.facts import Facts
 from dpdist.core.storage.store import Store
 from dpdist.literature.matrix import open_matrix
 
 
-@dataclass(frozen=True, kw_only=True)
-class MatrixFacts(Facts):
-    """Description of a released matrix of declared sensitivity."""
-
-    kind: ClassVar[str] = "matrix"
-    title: ClassVar[str] = "private symmetric matrix, of declared sensitivity"
-    release_id: str
-    mechanism: str
-    d: int
-    guarantee: str
-    declared_sensitivity: str
-    noise_deviation: float
-
-    def _lines(self) -> Lines:
-        return [
-            ("release", f"{self.release_id}, {self.mechanism}"),
-            ("guarantee", self.guarantee),
-            ("sensitivity", self.declared_sensitivity),
-            ("matrix", f"{self.d} x {self.d}, noise off the diagonal of standard deviation {self.noise_deviation:.3g}"),
-        ]
-
-
-def facts(store: Store) -> MatrixFacts:
+def facts(store: Store) -> Facts:
     """Describe a released matrix."""
     release = open_matrix(store)
-    return MatrixFacts(
-        path=str(store), private=False, damaged=(), release_id=release.release_id, mechanism=release.mechanism,
-        d=len(release.lattice), guarantee=release.guarantee_message, declared_sensitivity=release.sensitivity_message,
-        noise_deviation=release.deviation,
-    )  # fmt: skip
+    d, deviation = len(release.lattice), release.deviation
+    values = {
+        "release_id": release.release_id, "mechanism": release.mechanism, "d": d,
+        "guarantee": release.guarantee_message, "declared_sensitivity": release.sensitivity_message,
+        "noise_deviation": deviation,
+    }  # fmt: skip
+    lines = [
+        ("release", f"{release.release_id}, {release.mechanism}"),
+        ("guarantee", release.guarantee_message),
+        ("sensitivity", release.sensitivity_message),
+        ("matrix", f"{d} x {d}, noise off the diagonal of standard deviation {deviation:.3g}"),
+    ]
+    title = "private symmetric matrix, of declared sensitivity"
+    return Facts("matrix", title, str(store), values, lines, private=False, damaged=())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import numpy as np
 import zarr
 from msgspec import Struct
 
+from dpdist.core._version import __version__
 from dpdist.core.errors import DataError, RefusedError, UsageError, quiet
 from dpdist.core.ingest import registered
 from dpdist.core.ingest.registered import attributes_in, open_rows
@@ -26,15 +26,8 @@ from dpdist.core.naming import step
 from dpdist.core.parallel import available_cores, threaded
 from dpdist.core.pipeline import projection, stored
 from dpdist.core.pipeline.budget import default_ledger, ledger_place
-from dpdist.core.pipeline.facts import (
-    Facts,
-    LedgerFacts,
-    LedgerState,
-    PeriodsFacts,
-    ReleaseFacts,
-    RowsFacts,
-    ScoresFacts,
-)
+from dpdist.core.pipeline.facts import Facts, columns_line, schema_line
+from dpdist.core.pipeline.release import stage_words
 from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.progress import Count, Progress
 from dpdist.core.release import artefact
@@ -44,9 +37,11 @@ from dpdist.core.rows.chunks import ChunkReader
 from dpdist.core.rows.dataset import RowsTable, incomplete
 from dpdist.core.rows.periods import is_periodic, open_periods
 from dpdist.core.rows.table import Table
+from dpdist.core.rows.units import Unit
 from dpdist.core.rows.writing import chunk_key
 from dpdist.core.storage.arrays import Text, attributes_of
 from dpdist.core.storage.store import AnyStore, Store, store_at
+from dpdist.core.text import as_json, counted, exactly, rounded_norm
 
 _BATCH_BYTES = 512 << 10
 """Rows that are verified at once: half of a core's second-level cache."""
@@ -77,8 +72,8 @@ def inspect_path(
 
     Returns
     -------
-    RowsFacts, PeriodsFacts, ReleaseFacts, MatrixFacts, ModelFacts or ScoresFacts
-        ``kind`` (str), ``private`` (bool) and ``path`` (str); other attributes depend on the kind. After verifying,
+    Facts
+        ``kind`` (str), ``private`` (bool) and ``path`` (str); ``values`` (dict) depend on the kind. After verifying,
         ``damaged`` (tuple of str) describes the damage; it is empty if there is none. ``to_json()`` returns JSON
         values.
 
@@ -145,9 +140,8 @@ def _elsewhere(kind: str, store: Store) -> Facts:
     return facts
 
 
-def _rows(store: Store, ledger: LedgerAddress | None, *, verify: bool, progress: Progress | None) -> RowsFacts:
-    table, source = open_rows(store), None
-    missing: dict[int, str] = {}
+def _rows(store: Store, ledger: LedgerAddress | None, *, verify: bool, progress: Progress | None) -> Facts:
+    table, source, missing = open_rows(store), None, dict[int, str]()
     if table.reference is not None:
         source = attributes_in(table.store, f"{store} is damaged.").asked.source
         size, codec = table.stored_bytes, "that of the source"
@@ -156,16 +150,30 @@ def _rows(store: Store, ledger: LedgerAddress | None, *, verify: bool, progress:
         missing = dict(incomplete(table))
         size = sum(table.store.size(chunk_key(i)) or 0 for i in range(table.chunks) if i not in missing)
         codec = "Blosc LZ4" if table.compressed else "none"
-    damaged = tuple(missing.values()) or None
-    if verify:
-        damaged = _damaged(table, progress, missing)
-    return RowsFacts(
-        path=str(store), damaged=damaged, n=table.rows, d=table.columns, dtype=table.dtype, chunks=table.chunks,
-        chunk_rows=table.chunk_rows, codec=codec, checksum="CRC32C", bytes=size, dataset_id=table.dataset_id,
-        columns=table.names, period=table.period, unit=table.unit, reproduced=table.reproduced,
-        ledger=_ledger(_ledger_address(table, ledger), table.ledger_id, table.budget)[0], source=source,
-        schema=table.schema,
-    )  # fmt: skip
+    state, text, _ = _ledger(_ledger_address(table, ledger), table.ledger_id, table.budget)
+    values = {
+        "n": table.rows, "d": table.columns, "dtype": table.dtype, "chunks": table.chunks,
+        "chunk_rows": table.chunk_rows, "codec": codec, "checksum": "CRC32C", "bytes": size,
+        "dataset_id": table.dataset_id, "columns": table.names, "period": table.period, "unit": table.unit,
+        "reproduced": table.reproduced, "ledger": state, "source": source,
+        **({} if table.schema is None else {"schema": table.schema}),
+    }  # fmt: skip
+    chunks = f"{counted(table.chunks, 'chunk')} of {counted(table.chunk_rows, 'row')}"
+    lines = [
+        ("rows", _count(table.rows)),
+        ("columns", columns_line(table.names)),
+        ("stored", f"{table.dtype}, {chunks}, {size} bytes"),
+        ("codec", f"compression {codec}, checksum CRC32C on every chunk"),
+        ("in place", f"{source}: read in place, and must not be changed" if source else ""),
+        ("data set", table.dataset_id),
+        ("period", table.period or ""),
+        ("schema", schema_line(table.schema)),
+        ("unit", _unit(table.unit)),
+        ("reproduced", "released for reproduction: they can have no budget" * table.reproduced),
+        ("ledger", text),
+    ]
+    damaged = _damaged(table, progress, missing) if verify else tuple(missing.values()) or None
+    return Facts("rows", "rows", str(store), values, lines, damaged=damaged)
 
 
 def _require_plausible(store: Store, announced: int) -> None:
@@ -175,29 +183,29 @@ def _require_plausible(store: Store, announced: int) -> None:
         raise DataError(f"{store} announces {announced} chunks and contains {stored}. Restore its zarr.json.")
 
 
-def _periods(store: Store, ledger: LedgerAddress | None, *, verify: bool, progress: Progress | None) -> PeriodsFacts:
+def _periods(store: Store, ledger: LedgerAddress | None, *, verify: bool, progress: Progress | None) -> Facts:
     table = open_periods(store)
     address = ledger or default_ledger(table.store)
-    facts, opened = _ledger(address, table.ledger_id, table.budget)
+    state, text, opened = _ledger(address, table.ledger_id, table.budget)
     periods = {} if opened is None else opened.periods
     if verify and opened is None:
         raise RefusedError(
             f"The seals of the periods of {table.store} are in their ledger, which is not at {address}. Pass its path.",
             parameter="ledger",
         )
-    damaged = None
-    if verify:
-        damaged = _damaged(table.span(periods, 0), progress, {}) if periods else ()
-    return PeriodsFacts(
-        path=str(store),
-        damaged=damaged,
-        dataset_id=table.dataset_id,
-        periods_closed=len(periods),
-        first_period=next(iter(periods), None),
-        last_period=next(reversed(periods), None),
-        unit=table.unit,
-        ledger=facts,
-    )
+    first, last = next(iter(periods), None), next(reversed(periods), None)
+    values = {
+        "dataset_id": table.dataset_id, "periods_closed": len(periods), "first_period": first, "last_period": last,
+        "unit": table.unit, "ledger": state,
+    }  # fmt: skip
+    lines = [
+        ("periods", f"{len(periods)} closed" + (f", {first} to {last}" if periods else "")),
+        ("unit", _unit(table.unit)),
+        ("data set", table.dataset_id),
+        ("ledger", text),
+    ]
+    damaged = (_damaged(table.span(periods, 0), progress, {}) if periods else ()) if verify else None
+    return Facts("periods", "rows that come in periods", str(store), values, lines, damaged=damaged)
 
 
 def _ledger_address(table: RowsTable, ledger: LedgerAddress | None) -> LedgerAddress | None:
@@ -210,29 +218,59 @@ def _ledger_address(table: RowsTable, ledger: LedgerAddress | None) -> LedgerAdd
 
 def _ledger(
     address: LedgerAddress | None, ledger_id: str | None, declared: PrivacyLoss | None
-) -> tuple[LedgerFacts, Ledger | None]:
-    """Return the state of a table's ledger, and the ledger if it is in use."""
-    location = None if address is None else str(address)
+) -> tuple[dict[str, object], str, Ledger | None]:
+    """Return the state of a table's ledger, as values and as text, and the ledger if it is in use."""
+    opened, refused, balance, state = None, None, None, "in use"
     if ledger_id is None:
-        return LedgerFacts(location, LedgerState.NOT_CREATED, declared), None
-    if address is None:
-        return LedgerFacts(location, LedgerState.NOT_NAMED, declared), None
-    if not Ledger.stands_at(address):
-        return LedgerFacts(location, LedgerState.NOT_THERE, declared), None
-    opened = Ledger(address)
-    if opened.ledger_id != ledger_id:
-        return LedgerFacts(location, LedgerState.OF_OTHER_ROWS, declared), None
-    refused = None
-    try:
-        opened.require_current()
-    except RefusedError as error:
-        refused = str(error)
-    return LedgerFacts(location, LedgerState.IN_USE, declared, opened.balance(), refused), opened
+        state = "not created"
+    elif address is None:
+        state = "not named"
+    elif not Ledger.stands_at(address):
+        state = "not there"
+    elif (opened := Ledger(address)).ledger_id != ledger_id:
+        opened, state = None, "of other rows"
+    budget = "no budget declared" if declared is None else f"budget {declared}"
+    text = f"{address or 'its path'} is {state}; {budget}"
+    if opened is not None:
+        balance = opened.balance()
+        try:
+            opened.require_current()
+        except RefusedError as error:
+            refused = str(error)
+        text = f"{address}: {budget}; {balance}"
+        text += "" if refused is None else f". NOTHING NEW CAN BE RELEASED: {refused}"
+    place = None if address is None else str(address)
+    values = {"place": place, "state": state, "budget": declared, "balance": balance, "refused": refused}
+    return {name: as_json(value) for name, value in values.items()}, text, opened
 
 
-def _release(store: Store) -> ReleaseFacts:
+def _release(store: Store) -> Facts:
     release = open_release(store)
-    return ReleaseFacts(path=str(store), private=not release.private_as_claimed, damaged=(), release=release)
+    bound, weights, chosen = release.bound, release.weights, {} if release.stage is None else release.stage.chosen
+    grid = f"the clip norm is 2^{bound.grid_bits} steps; rows were clipped to norm {rounded_norm(bound.shortened_norm)}"
+    times = f"each added {min(weights)} to {max(weights)} times" if weights else ""
+    lines = [
+        ("release", release.release_id),
+        ("mechanism", f"{release.mechanism}, {release.status}"),
+        ("proved", release.guarantee_words()),
+        *(("caution", caution) for caution in release.cautions),
+        ("clip norm", exactly(bound.clip_norm) + (", mean released as well" if bound.constant else "")),
+        ("grid", f"{grid}, and rounded without bias"),
+        ("stage", stage_words(release).strip()),
+        ("shifted by", "a public centre" * (bound.centre is not None and "centre" not in chosen)),
+        ("scaled by", "a public scale" * (bound.scale is not None and "scale" not in chosen)),
+        ("rows", "not published" if release.rows is None else str(release.rows)),
+        ("columns", columns_line(release.names)),
+        ("schema", schema_line(release.schema)),
+        ("noise", release.noise.law),
+        ("sum of", counted(len(release.releases), "release") if release.releases else ""),
+        ("window", f"the last {counted(release.window, 'period')}" if release.window else ""),
+        ("weights", f"{counted(len(weights), 'period')}, {times}: no second moment" if weights else ""),
+        ("made by", f"dpdist {__version__}"),
+    ]  # fmt: skip
+    values = {**release.attributes(), "cautions": list(release.cautions)}
+    private = not release.private_as_claimed
+    return Facts("release", "a release", str(store), values, lines, private, release.status, (), release)
 
 
 class _ScoresHead(Struct):
@@ -240,25 +278,14 @@ class _ScoresHead(Struct):
     release_id: Text
 
 
-def _scores(store: Store, *, verify: bool, progress: Progress | None) -> ScoresFacts:
+def _scores(store: Store, *, verify: bool, progress: Progress | None) -> Facts:
     try:
         head = msgspec.convert(attributes_of(store), _ScoresHead)
         array = zarr.open_array(store.for_zarr(), mode="r", zarr_format=3)
-        (rows, k), chunk = array.shape, array.chunks[0]
-        facts = ScoresFacts(
-            path=str(store),
-            n=rows,
-            k=k,
-            dtype=str(array.dtype),
-            chunks=array.nchunks,
-            dataset_id=head.dataset_id,
-            release_id=head.release_id,
-        )
+        (rows, k), chunk, dtype = array.shape, array.chunks[0], array.dtype
     except Exception:  # noqa: BLE001 - damaged metadata raises various errors
         raise DataError(f"{store} is a damaged scores.zarr. Write it again with {step('project')}.") from None
-    _require_plausible(store, facts.chunks)
-    if not verify:
-        return facts
+    _require_plausible(store, array.nchunks)
 
     def check(index: int) -> str | None:
         try:
@@ -268,8 +295,27 @@ def _scores(store: Store, *, verify: bool, progress: Progress | None) -> ScoresF
             sound = False
         return None if sound else f"Chunk {index} of {store} is missing or was altered. Project the rows again."
 
-    buffer_bytes = 2 * chunk * facts.k * array.dtype.itemsize
-    return replace(facts, damaged=_problems(check, range(facts.chunks), buffer_bytes, progress))
+    values = {
+        "n": rows, "k": k, "dtype": str(dtype), "chunks": array.nchunks, "dataset_id": head.dataset_id,
+        "release_id": head.release_id,
+    }  # fmt: skip
+    lines = [
+        ("rows", _count(rows)),
+        ("components", f"{k}, of release {head.release_id}"),
+        ("stored", f"{dtype}, {counted(array.nchunks, 'chunk')}"),
+        ("data set", head.dataset_id),
+    ]
+    buffer_bytes = 2 * chunk * k * dtype.itemsize
+    damaged = _problems(check, range(array.nchunks), buffer_bytes, progress) if verify else None
+    return Facts("scores", "scores, private rows in fewer dimensions", str(store), values, lines, damaged=damaged)
+
+
+def _count(rows: int) -> str:
+    return f"{rows} (private under add-remove, public under replace-one)"
+
+
+def _unit(unit: Unit | None) -> str:
+    return "one row" if unit is None else f"all rows of one {unit.column}, {unit.most}"
 
 
 def _damaged(table: Table, progress: Progress | None, missing: dict[int, str]) -> tuple[str, ...]:

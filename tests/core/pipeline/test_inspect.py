@@ -14,7 +14,6 @@ from support.norms import call
 from dpdist.core.errors import DataError, RefusedError
 from dpdist.core.ingest.registered import open_rows
 from dpdist.core.pipeline import budget, inspect
-from dpdist.core.pipeline.facts import RowsFacts
 from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.rows import dataset
 from dpdist.core.rows.dataset import RowsTable, created
@@ -79,9 +78,9 @@ def test_rows_are_described_and_no_value_of_them_is_told(rows: RowsTable, tmp_pa
         ):  # fmt: skip
             assert part in words
         facts = inspect.inspect_path(table.path)
-        assert isinstance(facts, RowsFacts)
-        assert facts.bytes == sum(p.stat().st_size for p in (table.path / "c").rglob("*") if p.is_file())
-        assert facts.columns == NAMES
+        assert facts.kind == "rows"
+        assert facts.values["bytes"] == sum(p.stat().st_size for p in (table.path / "c").rglob("*") if p.is_file())
+        assert facts.values["columns"] == NAMES
         assert facts.damaged is None  # nobody looked
 
 
