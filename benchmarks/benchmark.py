@@ -55,7 +55,7 @@ from dpdist.core.moment import total  # noqa: E402
 from dpdist.core.moment.gram import Arithmetic, available, fastest, gram_sum, integer_rows  # noqa: E402
 from dpdist.core.moment.layout import layout_of  # noqa: E402
 from dpdist.core.moment.total import add_partials, complete, moment_task, partition_moment  # noqa: E402
-from dpdist.core.rows import dither  # noqa: E402
+from dpdist.core.rows import bounding  # noqa: E402
 from dpdist.core.rows.chunks import ChunkReader  # noqa: E402
 from dpdist.core.rows.dataset import RowsTable, created, partitions  # noqa: E402
 from dpdist.core.runtime.local import Computation, Executor, LocalExecutor, Secret  # noqa: E402
@@ -245,7 +245,7 @@ def by_float64(task: total.MomentTask) -> None:
 
 def without_kernel(task: total.MomentTask) -> None:
     """Sum with float64, and bound rows by NumPy alone."""
-    with mock.patch.object(dither, "compiled_kernel", return_value=None):
+    with mock.patch.object(bounding, "compiled_kernel", return_value=None):
         by_float64(task)
 
 
@@ -328,7 +328,7 @@ def measured(case: Case, folder: Path, *, repeats: int, rivals: list[str], pytho
     best = min(("floor_threads", "floor_blas"), key=lambda name: record[name]["median"])
     record |= {
         "rows": case.rows, "columns": case.columns, "dtype": case.dtype, "compressed": case.compress,
-        "bounded_by": "NumPy" if dither.compiled_kernel() is None else "numba", "target": case.target,
+        "bounded_by": "NumPy" if bounding.compiled_kernel() is None else "numba", "target": case.target,
         "multiplied_by": fastest(bound.norm_bound, bound.largest).name,
         "grid_bits": case.grid_bits, "tasks": tasks,
         "ratio_median": record["moment"]["median"] / record[best]["median"],

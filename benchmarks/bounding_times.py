@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from dpdist import RowBound, open_rows
 from dpdist.core.moment.total import moment_task, partition_moment
-from dpdist.core.rows import dither
+from dpdist.core.rows import bounding, dither
 from dpdist.core.rows.dataset import created
 
 COLUMNS = (8, 100, 784)
@@ -94,10 +94,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--output", required=True, help="Names the results: OUTPUT.json and OUTPUT.md.")
     chosen = parser.parse_args()
-    compiled = dither.compiled_kernel
+    compiled = bounding.compiled_kernel
     results: dict[str, Any] = {}
     for passes in ("compiled", "numpy"):
-        dither.compiled_kernel = compiled if passes == "compiled" else lambda: None  # type: ignore[assignment]
+        bounding.compiled_kernel = compiled if passes == "compiled" else lambda: None  # type: ignore[assignment]
         for columns in COLUMNS:
             results[f"block of {BLOCK} rows, {columns} columns, {passes}"] = block_seconds(columns)
             results[f"partition, {columns} columns, {passes}"] = partition_seconds(columns)

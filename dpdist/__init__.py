@@ -32,13 +32,13 @@ if TYPE_CHECKING:  # the double names export them to type checkers
     from dpdist.core.mechanisms.registry import list_mechanisms as list_mechanisms
     from dpdist.core.moment.histograms import NormGrid as NormGrid
     from dpdist.core.pipeline.budget import create_ledger as create_ledger
-    from dpdist.core.pipeline.budget import ingest_rows as ingest_rows
     from dpdist.core.pipeline.clip_norm import choose_clip_norm as choose_clip_norm
     from dpdist.core.pipeline.inspect import inspect_path as inspect_path
     from dpdist.core.pipeline.release import combine_releases as combine_releases
     from dpdist.core.pipeline.release import release_rows as release_rows
     from dpdist.core.pipeline.scores import project_rows as project_rows
     from dpdist.core.pipeline.sources import draft_schema as draft_schema
+    from dpdist.core.pipeline.sources import ingest_rows as ingest_rows
     from dpdist.core.pipeline.sources import register_rows as register_rows
     from dpdist.core.privacy.guarantee import Guarantee as Guarantee
     from dpdist.core.privacy.guarantee import Neighbours as Neighbours
@@ -80,14 +80,14 @@ _NAMES = {
     "answers.forecast": ("forecast_release",),
     "answers.model": ("open_model",),
     "literature.audit": ("audit_mechanism",),
-    "core.pipeline.budget": ("create_ledger", "ingest_rows"),
+    "core.pipeline.budget": ("create_ledger",),
     "core.pipeline.clip_norm": ("choose_clip_norm",),
     "answers.fitting": ("fit_components",),
     "core.pipeline.scores": ("project_rows",),
     "core.pipeline.inspect": ("inspect_path",),
     "literature.declared": ("release_matrix",),
     "core.pipeline.release": ("combine_releases", "release_rows"),
-    "core.pipeline.sources": ("draft_schema", "register_rows"),
+    "core.pipeline.sources": ("draft_schema", "ingest_rows", "register_rows"),
     "core.privacy.guarantee": ("Guarantee", "Neighbours", "PrivacyLoss"),
     "core.release.artefact": ("Release", "open_release"),
     "literature.matrix": ("MatrixRelease", "open_matrix"),

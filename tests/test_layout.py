@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import json
+import subprocess
+import sys
 from collections import Counter
 
 from support.folders import ROOT
@@ -57,3 +60,11 @@ def test_locals_say_what_they_hold() -> None:
                 bound += 1
                 empty[path.name] += name.strip("_") in SAYS_NOTHING
     assert empty.total() < 0.02 * bound, f"worst: {empty.most_common(3)}"
+
+
+def test_nothing_crosses_the_wall_from_the_core_and_no_modules_import_each_other() -> None:
+    command = [sys.executable, "-m", "benchmarks.house", "--json"]
+    told = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
+    assert told["rooms"]["core"]["files"] > 100
+    assert told["core to annexes, named"]  # mechanisms, readers, kinds of stored folders
+    assert (told["core to annexes, imported"], told["circles"]) == ([], [])

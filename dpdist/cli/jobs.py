@@ -115,7 +115,9 @@ def demo_command(directory: Path, cluster: Cluster) -> None:
     if not rows.exists():
         source = directory / "digits.npy"
         np.save(source, digits)
-        budget.ingest_rows(source, rows, budget=_BUDGET)
+        from dpdist.core.pipeline.sources import ingest_rows  # noqa: PLC0415 - its readers are slow to import
+
+        ingest_rows(source, rows, budget=_BUDGET)
     budget.complete_ingest(rows)
     click.echo(f"   {digits.shape[0]} rows of {digits.shape[1]} columns, budget {_BUDGET}")
 

@@ -32,7 +32,6 @@ from dpdist.core.ledger.address import LedgerAddress
 from dpdist.core.moment.histograms import NormGrid
 from dpdist.core.options import PRIVACY, BudgetOptions, IngestOptions, ReleaseOptions, RequestOptions, fields_of
 from dpdist.core.pipeline import clip_norm
-from dpdist.core.pipeline.budget import ingest_rows
 from dpdist.core.pipeline.release import combine_releases, release_rows
 from dpdist.core.privacy.checks import cautions_message
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
@@ -87,6 +86,8 @@ def ingest(
     A SOURCE below 256 MiB is read by this process; a larger one by one worker per core, or by the given cluster.
     """
     budget, fresh = ingest_options.budget, not store_at(rows).exists()
+    from dpdist.core.pipeline.sources import ingest_rows  # noqa: PLC0415 - its readers are slow to import
+
     table = ingest_rows(
         source, rows, budget=budget, ledger=ledger, compress=compress, progress=BARS, say=say, cluster=cluster,
         **ingest_options.parameters,

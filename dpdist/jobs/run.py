@@ -117,7 +117,9 @@ def _register(job: Job, source: SourceLocation, say: Callable[[str], None]) -> N
 def _ingest(job: Job, source: SourceLocation, say: Callable[[str], None]) -> None:
     choices = job.choices
     unit = job.unit if choices.schema is None else None  # a schema defines its own
-    table = budget.ingest_rows(
+    from dpdist.core.pipeline.sources import ingest_rows  # noqa: PLC0415 - its readers are slow to import
+
+    table = ingest_rows(
         source,
         job.rows,
         budget=job.budget,

@@ -19,9 +19,9 @@ from dpdist.answers.fitting import fit_components
 from dpdist.cli.output import Bars
 from dpdist.core.errors import DataError
 from dpdist.core.mechanisms.registry import MECHANISMS
-from dpdist.core.pipeline.budget import ingest_rows
 from dpdist.core.pipeline.release import release_rows
 from dpdist.core.pipeline.scores import project_rows
+from dpdist.core.pipeline.sources import ingest_rows
 from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.runtime.cluster import Cluster

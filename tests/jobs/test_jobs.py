@@ -23,6 +23,7 @@ from dpdist.core.ingest import write as ingesting
 from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.ledger.state import State
 from dpdist.core.pipeline import budget, release
+from dpdist.core.pipeline.sources import ingest_rows
 from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.runtime.cluster import Cluster
 from dpdist.core.storage.store import FolderStore
@@ -245,7 +246,7 @@ def test_a_folder_without_locks_gets_no_ledger_and_is_used_with_one(
         raise OSError(errno.ENOLCK, "No locks available")
 
     rows = folder / "rows.zarr"
-    budget.ingest_rows(folder / "table.npy", rows)
+    ingest_rows(folder / "table.npy", rows)
     with monkeypatch.context() as patch:
         patch.setattr("dpdist.core.storage.atomic.fcntl.flock", no_locks)
         with pytest.raises(DataError, match="cannot be locked: No locks available"):

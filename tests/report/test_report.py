@@ -24,6 +24,7 @@ from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.pipeline import budget
 from dpdist.core.pipeline.charged import statement_of
 from dpdist.core.pipeline.release import combine_releases, release_rows
+from dpdist.core.pipeline.sources import ingest_rows
 from dpdist.core.privacy.accounting import gaussian_delta
 from dpdist.core.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.core.release.artefact import Release, open_release
@@ -194,7 +195,7 @@ def test_the_budget_is_that_of_the_ledger_that_was_charged_and_a_sum_is_charged_
     request = ReleaseRequest("two-sided-wishart", PrivacyLoss.parse("1"), 1.0)
     tables, places = [[tmp_path / f"{kind}{i}.zarr" for i in range(2)] for kind in ("rows", "release")]
     for table, place in zip(tables, places, strict=True):
-        budget.ingest_rows(tmp_path / "rows.npy", table, budget=PrivacyLoss.parse("4", "1e-5"))
+        ingest_rows(tmp_path / "rows.npy", table, budget=PrivacyLoss.parse("4", "1e-5"))
         release_rows(table, place, request)
     ledger, other = (Ledger(budget.default_ledger(table)) for table in tables)
     release = open_release(places[0])

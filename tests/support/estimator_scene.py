@@ -15,7 +15,7 @@ import scipy.sparse
 import xarray as xr
 import zarr
 
-from dpdist.core.pipeline.budget import ingest_rows
+from dpdist.core.pipeline.sources import ingest_rows
 from dpdist.core.privacy.guarantee import PrivacyLoss
 
 Table = npt.NDArray[Any]

@@ -5,42 +5,27 @@ The budget and the ledger of a table are permanent. If a process dies, the same 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from importlib import import_module
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from dpdist.core.errors import DataError, RefusedError, UsageError
-from dpdist.core.frames import is_a
-from dpdist.core.ingest.collection import collection_of
-from dpdist.core.ingest.readers.base import Choices, GenotypeRules
 from dpdist.core.ingest.registered import open_rows
-from dpdist.core.ingest.remote import Remote, location_of
 from dpdist.core.ledger import state_folder
 from dpdist.core.ledger.address import AnyLedgerAddress, LedgerAddress, absolute, parse_address
 from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.ledger.state import OtherFormatError, State
 from dpdist.core.naming import parameter, step
-from dpdist.core.paths import AnyPath
 from dpdist.core.pipeline import stored
 from dpdist.core.privacy.guarantee import PrivacyLoss
-from dpdist.core.progress import Progress, steps
 from dpdist.core.release import archive, trusted
 from dpdist.core.release.trusted import reproduced
 from dpdist.core.rows.dataset import RowsTable, bind_ledger
 from dpdist.core.rows.periods import PeriodicTable, bind_periods, create_periods, is_periodic, open_periods
-from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.table import Table
-from dpdist.core.rows.units import Keep, Unit, unit_from
+from dpdist.core.rows.units import Unit
 from dpdist.core.storage.arrays import attributes_of
 from dpdist.core.storage.atomic import make_once, require_new
 from dpdist.core.storage.store import AnyStore, Store, store_at
-
-if TYPE_CHECKING:
-    from dpdist.core.ingest.sources import SourceLocation
-    from dpdist.core.runtime.cluster import Cluster
 
 
 def default_ledger(rows: AnyStore) -> Path:
@@ -63,191 +48,6 @@ def ledger_place(table: Table | PeriodicTable, ledger: AnyLedgerAddress | None =
         return default_ledger(rows)
     location = state_folder.seen(table.dataset_id).place
     return parse_address(location) if location is not None else default_ledger(rows)
-
-
-def ingest_rows(
-    source: SourceLocation | AnyPath | Any,
-    rows: AnyStore,
-    *,
-    budget: PrivacyLoss | None = None,
-    ledger: AnyLedgerAddress | None = None,
-    columns: Sequence[str] | None = None,
-    privacy_unit: str | None = None,
-    max_rows: int | None = None,
-    keep: Keep | None = None,
-    variable: str | None = None,
-    missing: int | None = None,
-    genotypes: Mapping[str, str] | None = None,
-    header: str | None = None,
-    rows_dimension: str | None = None,
-    schema: Schema | AnyPath | None = None,
-    compress: bool = False,
-    progress: Progress | None = None,
-    say: Callable[[str], None] | None = None,
-    cluster: Cluster | None = None,
-) -> RowsTable:
-    """Write a rows.zarr from files or an in-memory table, and create its ledger if there is a budget.
-
-    Existing rows from the same source with the same options are kept, and so is their ledger; a missing ledger is
-    created. If the process died, the same call resumes, except for a Dask collection. A file is the same if it was not
-    modified, and a Dask collection if its graph is the same.
-
-    Each task writes whole chunks of the table, about 128 MiB, from the parts of the source with their rows: row groups
-    of .parquet, chunks of .zarr, rows of .npy, lines of plain text, and whole files of other kinds. A part that spans
-    two tasks is read twice. The rows and their bits do not depend on the number of tasks. Each row chunk or partition
-    of a Dask collection is written by the worker that computes it. Partitions of a DataFrame, and chunks of unknown
-    length, are computed twice, and refused if the results differ.
-
-    Parameters
-    ----------
-    source : str, path-like or table
-        A file, a folder of files, or an address (``s3://``, ``gs://``, ``https://``), of the kinds .npy, .npz, .csv,
-        .csv.gz, .parquet, .arrow, .feather, .h5ad, .nc, .zarr, .bed, .pgen, .vcf and .vcf.gz. Or a table: a Dask array
-        or DataFrame, an xarray DataArray or Dataset (rows along the first dimension, the others flattened to columns),
-        a DataFrame from pandas or polars, a table of Arrow, a sparse matrix of SciPy or a NumPy array. An index is not
-        a column.
-    rows : str or path-like
-        The folder to write, or its address (``s3://``, ``gs://``, ``az://``): n x d private rows, of the dtype of the
-        source.
-    budget : PrivacyLoss, default None
-        Largest total privacy loss of all releases of these rows. None: no budget is declared, and nothing can be
-        released before :func:`dpdist.create_ledger` declares one.
-    ledger : str or path-like, default None
-        The ledger of the budget: a folder, or ``postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME``. None: next to
-        the rows, with ``.ledger`` instead of ``.zarr``. Required if the rows are at an address and have a budget.
-    columns : sequence of str, default None
-        The columns to keep, in this order. None: all of them.
-    privacy_unit : str, default None
-        Identifier of the privacy unit of a row, which is not stored: a column of whole numbers, ``obs/NAME`` of
-        AnnData, an array along the rows of .nc or .zarr, or ``FID`` or ``FID,IID`` of a .fam file. None: every row is a
-        privacy unit.
-    max_rows : int, default None
-        Largest number of rows of a privacy unit; further rows are dropped. Required with `privacy_unit`, and only then.
-    keep : {"first", "random"}, default None
-        Which rows of a privacy unit are kept: the first ones, or a random sample. None: the first ones.
-    variable : str, default None
-        The array of rows, if a .nc, .zarr or .h5ad file contains several.
-    missing : {0, 1, 2}, default None
-        Number of alleles that replaces a missing genotype. None: a file with missing genotypes is refused.
-    genotypes : mapping of str, default None
-        Rules for other genotypes: ``multiallelic``, ``haploid``, ``field``, ``frequencies`` and ``standardise``
-        (:mod:`dpdist.formats.genotypes`).
-    header : {"yes", "no"}, default None
-        Whether the first line of a .csv is a header. None: an ambiguous file is refused.
-    rows_dimension : str, default None
-        The dimension of the rows, for .nc, .zarr and xarray. None: the first.
-    schema : Schema, str or path-like, default None
-        Meaning of the columns of text, .parquet, .arrow, .feather and DataFrames: a TOML file, or rows, a release or a
-        model with the schema. It is published with every release. None: all columns are numbers.
-    compress : bool, default False
-        Whether to compress the chunks, for slow disks. Reading then takes more processor time.
-    progress : callable, default None
-        Called with the current step (str), the number of completed parts (int) and their total (int).
-    say : callable, default None
-        Called with messages (str) about the interpretation of a file.
-    cluster : Cluster, default None
-        Where to read files. None, or one with neither a scheduler nor a number of workers: this process, in threads if
-        the source has 256 MiB or more. Every worker must see source and rows at the same path. A Dask collection is
-        computed on the given cluster, or on the scheduler of its owner.
-
-    Returns
-    -------
-    RowsTable
-        The table: ``path``, ``rows`` (n), ``columns`` (d), ``dtype``, ``names``, ``budget``, ``dataset_id``.
-
-    Raises
-    ------
-    UsageError
-        If an option is invalid, or existing rows declare another budget, or none, or have another ledger.
-    RefusedError
-        If the rows, or a copy of them, have another ledger already, or were released for reproduction.
-    DataError
-        If the source is unusable, or other rows or a ledger exist.
-    ResumableError
-        If the connection to the cluster was lost.
-
-    See Also
-    --------
-    register_rows : Use the rows in place.
-    create_ledger : Declare a budget later.
-    open_rows : Open existing rows.
-    choose_clip_norm, release_rows : The next steps.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> import numpy as np
-    >>> import dpdist
-    >>> here = tempfile.TemporaryDirectory()
-    >>> np.save(f"{here.name}/table.npy", np.arange(12.0).reshape(4, 3))
-    >>> dpdist.ingest_rows(f"{here.name}/table.npy", f"{here.name}/rows.zarr")
-    RowsTable('rows.zarr', 4 x 3, float64, no budget)
-    >>> here.cleanup()
-    """
-    rows = store_at(rows)
-    if not isinstance(budget, PrivacyLoss | None):
-        raise UsageError("The budget is a dpdist.PrivacyLoss, such as PrivacyLoss.parse(2, 1e-6).", parameter="budget")
-    from dpdist.core.ingest.sources import origin_of  # noqa: PLC0415 - slow to import
-    from dpdist.core.ingest.write import ingest, require_same_origin  # noqa: PLC0415 - as above
-    from dpdist.core.pipeline.sources import Workers, read_for  # noqa: PLC0415 - as above
-
-    meaning = schema if schema is None or isinstance(schema, Schema) else read_for(schema, source, header)
-    unit = unit_from(privacy_unit, max_rows, keep)
-    choices = Choices(variable, missing, header, meaning, _genotypes(genotypes), rows_dimension)
-    ledger = None if ledger is None else parse_address(ledger)
-    table = collection_of(source, rows_dimension)
-    origin: Callable[..., dict[str, object]]
-    write: Callable[..., object]
-    if table is None:
-        if is_a(source, "anndata", "AnnData"):
-            raise UsageError(
-                "An AnnData object is ingested from a file, with its donors: save it with source.write_h5ad(FILE)."
-            )
-        if not isinstance(source, str | os.PathLike | Remote):
-            raise UsageError(
-                "The source is a path, an address, or a table from Dask, xarray, pandas, polars, Arrow, SciPy or "
-                f"NumPy, not a value of type {type(source).__name__}."
-            )
-        path = location_of(source)
-        origin = partial(origin_of, path, unit=unit, choices=choices)
-        write = partial(
-            ingest, path, progress=steps(progress, "Ingesting in this process"), unit=unit, choices=choices, say=say,
-            elsewhere=Workers(cluster, progress),
-        )  # fmt: skip
-    else:
-        from dpdist.core.ingest.blocks import ingest_collection  # noqa: PLC0415 - files need no Dask
-
-        _require_of_files(
-            privacy_unit=privacy_unit, variable=variable, missing=missing, header=header, genotypes=genotypes or None
-        )
-        origin = partial(table.origin, schema=meaning)
-        write = partial(ingest_collection, table, cluster=cluster, progress=progress, schema=meaning, say=say)
-
-    def exists() -> bool:
-        if not rows.exists():
-            return False
-        if table is None and isinstance(path, Path) and not path.exists() and attributes_of(rows) is None:
-            raise UsageError(
-                f"{path} does not exist, and {rows} does. They seem to be swapped; the source comes first: "
-                f"{step('ingest', rows, path)}."
-            )
-        require_same_origin(rows, origin(columns=columns, compress=compress))
-        return True
-
-    def make() -> None:
-        if budget is not None:
-            _require_no_ledger(ledger or default_ledger(rows))
-        write(rows, budget=budget, columns=columns, compress=compress)
-
-    make_once(exists, make)
-    return taken_up(rows, budget, ledger)
-
-
-def _genotypes(rules: Mapping[str, str] | None) -> GenotypeRules | None:
-    if not rules:
-        return None
-    parsed: GenotypeRules | None = import_module("dpdist.formats.genotypes").Genotypes.of(rules)
-    return parsed
 
 
 def taken_up(rows: Store, budget: PrivacyLoss | None, ledger: LedgerAddress | None) -> RowsTable:
@@ -276,16 +76,8 @@ def _id_at(ledger: LedgerAddress) -> str | None:
     return Ledger(ledger).ledger_id if Ledger.stands_at(ledger) else None
 
 
-def _require_of_files(**choices: object) -> None:
-    """Refuse options that require a file: UsageError."""
-    for name, value in choices.items():
-        if value is not None:
-            raise UsageError(
-                f"{parameter(name)} is for files. Leave it out, or write the table to .parquet or .npy and ingest that."
-            )
-
-
-def _require_no_ledger(ledger: LedgerAddress) -> None:
+def require_no_ledger(ledger: LedgerAddress) -> None:
+    """Refuse a place with a ledger, or with anything else."""
     if ledger.exists() if isinstance(ledger, Path) else Ledger.stands_at(ledger):
         raise DataError(
             f"A ledger exists at {ledger}. It may be the only record of the budget of other rows: keep it, and choose "
@@ -431,7 +223,7 @@ def periodic_table(
         if budget is None:
             raise UsageError(f"{rows} does not exist yet. Declare a budget for it ({parameter('budget_epsilon')}).")
         if Ledger.stands_at(address):
-            _require_no_ledger(address)
+            require_no_ledger(address)
         create_periods(rows, budget, unit)
 
     make_once(rows.exists, make)
@@ -485,7 +277,7 @@ def _ledger_to_name(
         declared = _declared(rows, budget)
         if opened is not None and opened.dataset_id == dataset_id and opened.declared == declared:
             return opened
-        _require_no_ledger(address)
+        require_no_ledger(address)
         return None
     if opened is None or opened.ledger_id != record.ledger_id:
         raise RefusedError(
@@ -512,7 +304,7 @@ def ledger_of(rows: AnyStore, ledger: LedgerAddress | None = None, budget: Priva
     rows = store_at(rows)
     if not rows.exists():
         if budget is not None:
-            _require_no_ledger(ledger or default_ledger(rows))
+            require_no_ledger(ledger or default_ledger(rows))
         return None
     table = open_periods(rows) if is_periodic(rows) else open_rows(rows)
     if table.ledger_id is not None:

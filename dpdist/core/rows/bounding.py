@@ -11,8 +11,9 @@ The number of clipped rows and all norms are private: they are neither returned 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TypedDict
 
 import numpy as np
@@ -24,6 +25,20 @@ from dpdist.core.rows.dither import Affine, Dithering, Dithers
 Block = npt.NDArray[np.float64]
 COMPILED_VALUES = 1 << 26
 """Table size from which numba saves more time than its import takes: NumPy needs half a second for so large a table."""
+
+
+Rounding = Callable[[Dithering, npt.NDArray[np.generic], Affine, Dithers, Block], None]
+"""Signature of :meth:`dpdist.core.rows.dither.Dithering.apply` in machine code."""
+
+
+@cache
+def compiled_kernel() -> Rounding | None:
+    """Return the compiled kernel, which changes no bit; None without numba."""
+    try:
+        from dpdist.core.rows import dither_kernel  # noqa: PLC0415 - numba takes time to import
+    except ImportError:
+        return None
+    return dither_kernel.round_rows
 
 
 class BoundJson(TypedDict):
@@ -213,9 +228,12 @@ class RowBound:
         as zero: failing would reveal it. `compiled` allows the kernel (:data:`COMPILED_VALUES`), which changes no bit.
         """
         bounded = out[: rows.shape[0]]
-        Dithering(self.columns, self.grid_bits).apply(
-            rows, self.affine, dithers, bounded[:, : self.columns], compiled=compiled
-        )
+        kernel = compiled_kernel() if compiled else None
+        rule, z = Dithering(self.columns, self.grid_bits), bounded[:, : self.columns]
+        if kernel is None:
+            rule.apply(rows, self.affine, dithers, z)
+        else:
+            kernel(rule, rows, self.affine, dithers, z)
         if self.constant:
             bounded[:, self.columns] = self.constant
         return bounded

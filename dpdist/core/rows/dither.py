@@ -78,9 +78,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -193,16 +191,6 @@ class Dithers(NamedTuple):
         return self.key.drawn(self.first_row, rows, columns)
 
 
-@cache
-def compiled_kernel() -> Rounding | None:
-    """Return the compiled kernel, which changes no bit; None without numba."""
-    try:
-        from dpdist.core.rows import dither_kernel  # noqa: PLC0415 - numba takes time to import
-    except ImportError:
-        return None
-    return dither_kernel.round_rows
-
-
 class Affine(NamedTuple):
     """Shift and scale of rows."""
 
@@ -248,21 +236,9 @@ class Dithering:
         """C' / C."""
         return self.radius / 2.0**self.grid_bits
 
-    def apply(
-        self,
-        rows: npt.NDArray[np.generic],
-        affine: Affine,
-        dithers: Dithers,
-        out: Block,
-        *,
-        compiled: bool = True,
-    ) -> None:
+    def apply(self, rows: npt.NDArray[np.generic], affine: Affine, dithers: Dithers, out: Block) -> None:
         """Shift, scale, clip and round rows into out, both (r, columns)."""
-        kernel = compiled_kernel() if compiled else None
-        if kernel is None:
-            out[:] = self.rounded(affine.shifted(rows), dithers.drawn(rows.shape[0], self.columns), affine.clip_norm)
-        else:
-            kernel(self, rows, affine, dithers, out)
+        out[:] = self.rounded(affine.shifted(rows), dithers.drawn(rows.shape[0], self.columns), affine.clip_norm)
 
     def rounded(self, t: Block, drawn: Drawn, clip_norm: float = 1.0) -> Block:
         """Clip and round shifted and scaled rows."""
@@ -308,10 +284,6 @@ def shorten(z: Block, limit: int) -> Block:
             vector[largest] -= np.sign(vector[largest])
         z[row], squares[row] = vector, vector @ vector
     return squares
-
-
-Rounding = Callable[[Dithering, npt.NDArray[np.generic], Affine, Dithers, Block], None]
-"""Signature of :meth:`Dithering.apply` in machine code."""
 
 
 def squared_norms(t: Block) -> Block:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from datetime import datetime
 from decimal import Decimal
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,10 +25,12 @@ from dpdist.core.errors import DataError, UsageError, quiet
 from dpdist.core.frames import as_frame, is_a, type_name
 from dpdist.core.naming import step
 from dpdist.core.rows.columns import LARGEST_WHOLE, SECONDS, Column
-from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.schema_mistakes import NOT_NUMBERS, all_of
 from dpdist.core.rows.units import spelled
 from dpdist.core.text import counted, visible
+
+if TYPE_CHECKING:
+    from dpdist.core.rows.schema import Schema
 
 Rows = npt.NDArray[np.float64]
 _Mask = npt.NDArray[np.bool_]

@@ -37,7 +37,7 @@ from dpdist.core.errors import DataError
 from dpdist.core.rows.chunks import key_of
 from dpdist.core.rows.periods import PeriodicTable
 from dpdist.core.rows.units import Digests, KeptRows, Numbers, Unit, named_units
-from dpdist.core.storage.store import MOST_AT_ONCE
+from dpdist.core.storage.atomic import MOST_AT_ONCE
 from dpdist.core.text import canonical, visible
 
 _FILE = "persons"

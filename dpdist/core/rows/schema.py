@@ -151,9 +151,9 @@ class Schema(_SchemaFields):
         DataError
             If it cannot be read.
         """
-        from dpdist.core.rows.schema_file import read_schema  # noqa: PLC0415 - it imports this module
+        from dpdist.core.rows.schema_file import read_schema  # noqa: PLC0415 - rarely used
 
-        return read_schema(path)
+        return read_schema(Schema, path)
 
     def read_from(self, file: str | None, lines: Sequence[int]) -> Schema:
         """Set the file and the lines of its columns, for messages, and return the schema."""

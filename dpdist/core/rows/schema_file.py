@@ -21,16 +21,18 @@ import re
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from dpdist.core.errors import DataError, UsageError
 from dpdist.core.paths import AnyPath, is_address, read_plain, text_of
 from dpdist.core.rows.columns import Column
-from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.schema_mistakes import NOT_NUMBERS, OWN, Mistake, Parts, all_of, mistakes, parts_of
 from dpdist.core.storage.arrays import attributes_of
 from dpdist.core.storage.store import store_at
 from dpdist.core.text import listed
+
+if TYPE_CHECKING:
+    from dpdist.core.rows.schema import Schema
 
 _LARGEST = 64 << 20
 _NO_KEY = re.compile(
@@ -73,10 +75,10 @@ Words = Callable[[Sequence[str]], Collection[str]]
 """Returns those of the given columns of a source that contain a cell that is not a number."""
 
 
-def read_schema(path: AnyPath, non_numbers: Words | None = None) -> Schema:
+def read_schema(kind: type[Schema], path: AnyPath, non_numbers: Words | None = None) -> Schema:
     """Implement :meth:`dpdist.Schema.read`."""
     if is_address(text_of(path)) or Path(path).is_dir():
-        return _stored(path)
+        return _stored(kind, path)
     path = Path(path)
     try:
         text = read_plain(path, _LARGEST).decode()
@@ -98,7 +100,7 @@ def read_schema(path: AnyPath, non_numbers: Words | None = None) -> Schema:
         wrong = _without_ranges(wrong, columns, non_numbers)
         wrong.sort(key=lines.line)
         raise UsageError(all_of(f"The schema {path}", list(_grouped(wrong, lines, columns))))
-    return Schema(tuple(columns), **settings).read_from(str(path), lines.columns)
+    return kind(tuple(columns), **settings).read_from(str(path), lines.columns)
 
 
 def _without_ranges(wrong: list[Mistake], columns: Sequence[Column], non_numbers: Words | None) -> list[Mistake]:
@@ -117,7 +119,7 @@ def _without_ranges(wrong: list[Mistake], columns: Sequence[Column], non_numbers
     ]
 
 
-def _stored(path: AnyPath) -> Schema:
+def _stored(kind: type[Schema], path: AnyPath) -> Schema:
     store = store_at(path)
     content = (attributes_of(store) or {}).get("schema")
     if content is None:
@@ -125,7 +127,7 @@ def _stored(path: AnyPath) -> Schema:
             f"{store} contains no schema: name a schema file, or rows, a release or a model that were created with one."
         )
     try:
-        return Schema.from_json(content)
+        return kind.from_json(content)
     except (UsageError, TypeError, ValueError, AttributeError, KeyError):
         pass
     raise DataError(f"The schema of {store} is damaged. Restore it from a backup.")

@@ -23,7 +23,8 @@ from zarr.core.buffer import Buffer
 from dpdist.core.errors import DataError, ResumableError
 from dpdist.core.naming import step
 from dpdist.core.paths import not_plain
-from dpdist.core.storage.store import MOST_AT_ONCE, AnyStore, Store, store_at
+from dpdist.core.storage.atomic import MOST_AT_ONCE
+from dpdist.core.storage.store import AnyStore, Store, store_at
 from dpdist.core.text import listed
 
 Array: TypeAlias = "zarr.Array[Any]"  # text: before 3.1.4 it takes no type at run time

@@ -17,6 +17,10 @@ from dpdist.core.errors import DataError, ResumableError
 from dpdist.core.paths import read_plain
 from dpdist.core.text import random_token
 
+ABANDONED_SECONDS = 86400.0
+"""Least age in seconds of an abandoned staging path."""
+MOST_AT_ONCE = 512 << 20
+"""Largest object in bytes that is read at once: metadata, seals, or a chunk of a release."""
 _FLUSHED_AT_ONCE = 8
 _IDENTITY = ".identity"
 

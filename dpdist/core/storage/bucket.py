@@ -26,8 +26,8 @@ from zarr.storage import WrapperStore
 
 from dpdist.core.errors import DataError, DpdistError, ResumableError, UsageError
 from dpdist.core.storage import connections
+from dpdist.core.storage.atomic import MOST_AT_ONCE
 from dpdist.core.storage.connections import kind_of, mentions, obstore, send_request
-from dpdist.core.storage.store import MOST_AT_ONCE
 from dpdist.core.text import random_token
 
 T = TypeVar("T")

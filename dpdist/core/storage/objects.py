@@ -38,8 +38,8 @@ from datetime import datetime
 
 from dpdist.core.errors import DataError, DpdistError, ResumableError
 from dpdist.core.storage import connections
+from dpdist.core.storage.atomic import ABANDONED_SECONDS
 from dpdist.core.storage.bucket import POINTER, ROOT, Objects, changed, joined
-from dpdist.core.storage.store import ABANDONED_SECONDS
 from dpdist.core.text import random_token
 
 LEASE = "dpdist-lease/1"

@@ -41,6 +41,7 @@ from dpdist.core.errors import DataError, ResumableError, UsageError
 from dpdist.core.naming import step
 from dpdist.core.paths import AnyPath, is_address, local, read_plain, read_plain_range, text_of
 from dpdist.core.storage import atomic, cleaning
+from dpdist.core.storage.atomic import ABANDONED_SECONDS, MOST_AT_ONCE
 from dpdist.core.text import random_token
 
 if TYPE_CHECKING:
@@ -53,10 +54,6 @@ AnyStore: TypeAlias = "AnyPath | Store"
 """A store, the path of a folder, or an address with a scheme of :data:`SCHEMES`."""
 Reader: TypeAlias = "FileIO | Stream"
 """A sequential reader of an object: ``readinto`` returns fewer bytes only at the end."""
-ABANDONED_SECONDS = 86400.0
-"""Least age in seconds of an abandoned staging path."""
-MOST_AT_ONCE = 512 << 20
-"""Largest object in bytes that is read at once: metadata, seals, or a chunk of a release."""
 
 
 @dataclass(frozen=True)

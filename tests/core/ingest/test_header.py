@@ -17,7 +17,7 @@ from support.ingest_scene import refused, stored
 from dpdist.core.errors import DataError, UsageError
 from dpdist.core.ingest.readers.base import Choices
 from dpdist.core.ingest.write import ingest
-from dpdist.core.pipeline.budget import ingest_rows
+from dpdist.core.pipeline.sources import ingest_rows
 from dpdist.core.release.parse import columns_from
 from dpdist.core.rows.columns import Column
 from dpdist.core.rows.schema import Schema

@@ -28,8 +28,7 @@ from support.ingest_scene import stored
 from dpdist.core.errors import DataError, UsageError
 from dpdist.core.ingest.readers.base import Choices
 from dpdist.core.ingest.write import ingest
-from dpdist.core.pipeline.budget import ingest_rows
-from dpdist.core.pipeline.sources import register_rows
+from dpdist.core.pipeline.sources import ingest_rows, register_rows
 from dpdist.core.rows.columns import Column
 from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.units import Unit

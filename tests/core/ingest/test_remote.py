@@ -33,7 +33,7 @@ from dpdist.core.errors import DataError, UsageError
 from dpdist.core.ingest import remote
 from dpdist.core.ingest.remote import Remote, location_of
 from dpdist.core.ingest.write import ingest, write_tasks
-from dpdist.core.pipeline.budget import ingest_rows
+from dpdist.core.pipeline.sources import ingest_rows
 
 
 @pytest.fixture

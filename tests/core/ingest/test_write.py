@@ -28,7 +28,7 @@ from dpdist.core.ingest import survey, write
 from dpdist.core.ingest.readers import columnar, npy, text, zarr_store
 from dpdist.core.ingest.survey import Job
 from dpdist.core.ingest.write import Write, ingest
-from dpdist.core.pipeline.budget import ingest_rows
+from dpdist.core.pipeline.sources import ingest_rows
 from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.rows import dataset
 from dpdist.core.rows.units import Unit

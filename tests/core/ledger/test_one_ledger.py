@@ -21,6 +21,7 @@ from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.ledger.state import State
 from dpdist.core.ledger.state_folder import StateFile
 from dpdist.core.pipeline import budget
+from dpdist.core.pipeline.sources import ingest_rows
 from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.rows import periods
 from dpdist.core.runtime.cluster import Cluster
@@ -43,7 +44,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def twins(here: Path) -> tuple[Path, Path]:
     """Return rows without a budget, and a copy of them."""
-    rows = budget.ingest_rows("table.npy", here / "rows.zarr").path
+    rows = ingest_rows("table.npy", here / "rows.zarr").path
     return rows, Path(shutil.copytree(rows, here / "twin.zarr"))
 
 

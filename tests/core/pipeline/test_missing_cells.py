@@ -15,9 +15,9 @@ from dpdist.core.errors import DataError, RefusedError, UsageError
 from dpdist.core.ingest.registered import open_rows
 from dpdist.core.moment.histograms import ColumnCounting, HistogramTask, NormCounting, grids_of, partition_histogram
 from dpdist.core.moment.total import partition_moment
-from dpdist.core.pipeline.budget import ingest_rows
 from dpdist.core.pipeline.release import release_rows
 from dpdist.core.pipeline.scores import project_rows
+from dpdist.core.pipeline.sources import ingest_rows
 from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.release.request import Centring, ReleaseRequest
 from dpdist.core.rows.bounding import RowBound

@@ -30,9 +30,9 @@ from dpdist.core.mechanisms.counts import RoundedNormal
 from dpdist.core.mechanisms.quantile import calibrated
 from dpdist.core.options import Amount, Clip, RequestOptions
 from dpdist.core.pipeline import clip_norm, release
-from dpdist.core.pipeline.budget import ingest_rows
 from dpdist.core.pipeline.release import release_rows
 from dpdist.core.pipeline.scores import project_rows
+from dpdist.core.pipeline.sources import ingest_rows
 from dpdist.core.privacy import staged
 from dpdist.core.privacy.accounting import gaussian_delta, gaussian_sigma
 from dpdist.core.privacy.guarantee import MICRO, Arithmetic, Guarantee, Neighbours, PrivacyLoss

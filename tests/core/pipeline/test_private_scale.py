@@ -23,8 +23,9 @@ from dpdist.core.ingest.registered import open_rows
 from dpdist.core.ledger.in_memory import Budget
 from dpdist.core.ledger.state import State
 from dpdist.core.mechanisms.columns import BEYOND, Grid, standardised
-from dpdist.core.pipeline.budget import create_ledger, default_ledger, ingest_rows
+from dpdist.core.pipeline.budget import create_ledger, default_ledger
 from dpdist.core.pipeline.release import release_rows
+from dpdist.core.pipeline.sources import ingest_rows
 from dpdist.core.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
 from dpdist.core.release import stages
 from dpdist.core.release.artefact import open_release

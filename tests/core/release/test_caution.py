@@ -15,8 +15,9 @@ from support.norms import call
 from dpdist import PrivateCovariance, PrivatePCA
 from dpdist.core.errors import RefusedError, WeakGuaranteeWarning
 from dpdist.core.ledger.ledger import Ledger
-from dpdist.core.pipeline.budget import default_ledger, ingest_rows
+from dpdist.core.pipeline.budget import default_ledger
 from dpdist.core.pipeline.release import release_rows
+from dpdist.core.pipeline.sources import ingest_rows
 from dpdist.core.privacy import checks
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.core.release.artefact import open_release

@@ -14,7 +14,7 @@ from support.cli_scene import Call, Said
 from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.moment import gram
 from dpdist.core.options import Amount, Clip, RequestOptions
-from dpdist.core.pipeline import budget
+from dpdist.core.pipeline.sources import ingest_rows
 from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.release.artefact import open_release
 from dpdist.core.release.parse import request_from
@@ -30,8 +30,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(Cluster, "named", False)
     monkeypatch.setattr(dataset, "_TARGET_CHUNK", ROWS[:60].nbytes)  # several chunks
     np.save(tmp_path / "rows.npy", ROWS)
-    budget.ingest_rows(tmp_path / "rows.npy", tmp_path / "rows.zarr", budget=PrivacyLoss.parse("100000", "1e-3"))
-    budget.ingest_rows(tmp_path / "rows.npy", tmp_path / "plain.zarr")  # without a budget
+    ingest_rows(tmp_path / "rows.npy", tmp_path / "rows.zarr", budget=PrivacyLoss.parse("100000", "1e-3"))
+    ingest_rows(tmp_path / "rows.npy", tmp_path / "plain.zarr")  # without a budget
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

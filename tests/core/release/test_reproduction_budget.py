@@ -23,6 +23,7 @@ from dpdist.core.ingest.write import ingest
 from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.moment.operator import MomentMatrix
 from dpdist.core.pipeline import budget, release
+from dpdist.core.pipeline.sources import ingest_rows
 from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.release import trusted
 from dpdist.core.release.request import ReleaseRequest
@@ -47,15 +48,15 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def plain(source: Path) -> Path:
     """Rows without a budget."""
-    return budget.ingest_rows(source, source.with_name("plain.zarr")).path
+    return ingest_rows(source, source.with_name("plain.zarr")).path
 
 
 def with_a_ledger(source: Path, rows: Path) -> None:
-    budget.ingest_rows(source, rows, budget=BUDGET)
+    ingest_rows(source, rows, budget=BUDGET)
 
 
 def whose_ledger_was_moved_away(source: Path, rows: Path) -> None:
-    budget.ingest_rows(source, rows, budget=BUDGET)
+    ingest_rows(source, rows, budget=BUDGET)
     budget.default_ledger(rows).rename(rows.with_name("elsewhere"))
 
 
@@ -64,7 +65,7 @@ def whose_ledger_does_not_exist_yet(source: Path, rows: Path) -> None:
 
 
 def whose_budget_came_later(source: Path, rows: Path) -> None:
-    budget.ingest_rows(source, rows)
+    ingest_rows(source, rows)
     budget.create_ledger(rows.with_name("somewhere"), rows, BUDGET)
 
 
@@ -127,7 +128,7 @@ def test_a_reproduction_is_its_owners_alone_and_a_private_release_as_readable_as
     source: Path, plain: Path, umask: int
 ) -> None:
     exact, model, page, public = (plain.with_name(name) for name in ("exact.zarr", "model.zarr", "page", "public.zarr"))
-    rows = budget.ingest_rows(source, source.with_name("rows.zarr"), budget=BUDGET).path
+    rows = ingest_rows(source, source.with_name("rows.zarr"), budget=BUDGET).path
     before = os.umask(umask)
     try:
         assert "NOT PRIVATE AS CLAIMED" in call("release", plain, exact, *REPRODUCE).output
@@ -191,7 +192,7 @@ def test_of_a_reproduction_and_a_budget_at_once_one_is_refused(tmp_path: Path) -
 
 
 def test_no_other_door_leads_to_a_reproduction(source: Path) -> None:
-    rows = budget.ingest_rows(source, source.with_name("rows.zarr"), budget=BUDGET).path
+    rows = ingest_rows(source, source.with_name("rows.zarr"), budget=BUDGET).path
     for data in (str(rows), np.load(source)):
         with pytest.raises((RefusedError, UsageError)):
             PrivateCovariance(epsilon=1, clip=20, mechanism="none").fit(data)
@@ -211,7 +212,7 @@ def test_rows_in_a_store_without_a_budget_are_released_for_reproduction(
     """No ledger can be next to them, and none is needed."""
     monkeypatch.setitem(stores.SCHEMES, "memory", MemoryStore)
     rows = store_at(f"memory://{tmp_path.name}/rows.zarr")
-    budget.ingest_rows(source, rows)
+    ingest_rows(source, rows)
     exact = release.release_rows(rows, tmp_path / "exact.zarr", EXACT).release
     clipped = np.load(source) * np.minimum(1, 20 / np.linalg.norm(np.load(source), axis=1))[:, None]
     np.testing.assert_allclose(exact.second_moment, clipped.T @ clipped, rtol=1e-2, atol=5)

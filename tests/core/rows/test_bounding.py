@@ -18,7 +18,7 @@ from support.dithering import KEY
 
 import dpdist.core.rows
 from dpdist.core.errors import DataError, UsageError
-from dpdist.core.rows import dither
+from dpdist.core.rows import bounding
 from dpdist.core.rows.bounding import RowBound, require_unbiased
 from dpdist.core.rows.dither import Dithers
 
@@ -239,4 +239,4 @@ def test_however_many_rows_the_kernel_leaves_numpy_bounds_them_all(monkeypatch: 
 def test_without_numba_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(dpdist.core.rows, "dither_kernel", raising=False)  # an import finds it there first
     monkeypatch.setitem(sys.modules, "dpdist.core.rows.dither_kernel", None)
-    assert dither.compiled_kernel.__wrapped__() is None
+    assert bounding.compiled_kernel.__wrapped__() is None

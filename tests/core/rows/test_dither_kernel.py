@@ -134,7 +134,7 @@ def test_rows_too_long_after_all_have_the_same_bits_and_are_within_the_bound(mon
     by, dithers = Affine(None, None, 1.5), Dithers(KEY, 7)
     expected = rule.rounded(by.shifted(rows), dithers.drawn(200, 20), 1.5)
     out = np.empty((200, 20))
-    rule.apply(rows, by, dithers, out)
+    kernel.round_rows(rule, rows, by, dithers, out)
     panels = np.zeros((2, 101, 16), dtype=np.int32)
     kernel.Packing(rule, by, 0, 0).pack(rows, dithers, panels, 0, join=False)
     assert np.array_equal(out, expected)

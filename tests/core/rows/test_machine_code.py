@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.folders import ROOT
 
 machine_code = pytest.importorskip("dpdist.core.machine_code")
-
-ROOT = Path(__file__).parents[2]
 
 
 def twice(numbers: Any) -> float:

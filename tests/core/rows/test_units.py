@@ -20,8 +20,8 @@ from dpdist.core.ingest import survey
 from dpdist.core.ingest import write as ingesting
 from dpdist.core.ingest.registered import open_rows
 from dpdist.core.ingest.write import ingest
-from dpdist.core.pipeline import budget
 from dpdist.core.pipeline.release import release_rows
+from dpdist.core.pipeline.sources import ingest_rows
 from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.release.artefact import open_release
 from dpdist.core.release.request import ReleaseRequest
@@ -215,11 +215,11 @@ def test_an_ingest_that_died_half_way_goes_on_with_the_same_sample(
 
     monkeypatch.setattr(RowsWriter, "_write", dies)
     with pytest.raises(ResumableError, match="died"):
-        budget.ingest_rows(tmp_path / "source", tmp_path / "rows.zarr", **how)
+        ingest_rows(tmp_path / "source", tmp_path / "rows.zarr", **how)
     (secret,) = tmp_path.rglob("secret")
     assert secret.stat().st_mode & 0o077 == 0
     monkeypatch.setattr(RowsWriter, "_write", write)
-    budget.ingest_rows(tmp_path / "source", tmp_path / "rows.zarr", **how)
+    ingest_rows(tmp_path / "source", tmp_path / "rows.zarr", **how)
     rows = np.array(stored(tmp_path / "rows.zarr"))
     assert np.bincount(rows % 5).tolist() == [20] * 5
     assert len(set(rows)) == 100
@@ -253,7 +253,7 @@ def test_units_that_make_no_sense_are_refused(tmp_path: Path) -> None:
 def test_a_release_says_whose_rows_it_protects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cluster, "named", False)
     rows = tmp_path / "rows.zarr"
-    budget.ingest_rows(table(tmp_path, [1, 1, 1, 2]), rows, budget=BUDGET, privacy_unit="person", max_rows=2)
+    ingest_rows(table(tmp_path, [1, 1, 1, 2]), rows, budget=BUDGET, privacy_unit="person", max_rows=2)
     request = ReleaseRequest(mechanism="gaussian", loss=PrivacyLoss.parse("1", "1e-6"), clip_norm=4.0)
     outcome = release_rows(rows, tmp_path / "r.zarr", request)
     release = open_release(tmp_path / "r.zarr")

@@ -27,6 +27,7 @@ import numpy.typing as npt
 import pytest
 from distributed import LocalCluster, get_worker
 from faults.waiting import until
+from support.folders import ROOT
 
 import dpdist
 from dpdist.core.errors import DataError, DpdistError, RefusedError, ResumableError
@@ -37,7 +38,6 @@ from dpdist.core.runtime.local import Computation, LocalExecutor, Secret
 from dpdist.core.runtime.sums import DaskExecutor, PrivateResult, TaskContext, load_context, run_task
 
 SECRET = 7_312_519
-ROOT = Path(__file__).parents[2]
 
 
 @contextmanager

@@ -27,9 +27,9 @@ from dpdist.core.ingest.registered import open_rows
 from dpdist.core.ingest.write import ingest
 from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.ledger.state import State
-from dpdist.core.pipeline.budget import create_ledger, ingest_rows
+from dpdist.core.pipeline.budget import create_ledger
 from dpdist.core.pipeline.release import release_rows
-from dpdist.core.pipeline.sources import register_rows
+from dpdist.core.pipeline.sources import ingest_rows, register_rows
 from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.release.artefact import open_release
 from dpdist.core.release.request import ReleaseRequest
