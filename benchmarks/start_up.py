@@ -45,12 +45,12 @@ json.dump([[file, name, each[3]] for (file, _, name), each in stats.items()], sy
 SECTIONS = {
     "all of it": ("dpdist/__main__.py", "main"),
     "imports, wherever they happen": ("<frozen importlib._bootstrap>", "_find_and_load"),
-    "rows opened": ("ingest/registered.py", "open_rows"),
-    "charged": ("release/transaction.py", "charge"),
-    "workers": ("runtime/cluster.py", "connected"),
-    "rows summed": ("moment/total.py", "partition_moment"),
-    "noise drawn and committed": ("release/transaction.py", "commit_once"),
-    "published": ("release/trusted.py", "publish"),
+    "rows opened": ("core/ingest/registered.py", "open_rows"),
+    "charged": ("core/release/transaction.py", "charge"),
+    "workers": ("core/runtime/cluster.py", "connected"),
+    "rows summed": ("core/moment/total.py", "partition_moment"),
+    "noise drawn and committed": ("core/release/transaction.py", "commit_once"),
+    "published": ("core/release/trusted.py", "publish"),
 }
 """What a release spends its time with: the function that a section is, imports that it makes included."""
 

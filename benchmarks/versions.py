@@ -32,10 +32,10 @@ EXTRAS = ("anndata", "netcdf", "genomics", "plots")
 TOOLS = ("pytest", "pytest-xdist", "hypothesis", "pandas")
 """What the tests need; anndata writes with pandas, and an old one not with a new one."""
 TESTS = (
-    "rows/test_bounding.py", "rows/test_dataset.py", "ledger/test_ledger.py", "ledger/test_ledger_versions.py",
-    "release/test_stored.py", "release/test_artefact.py", "release/test_trusted_release.py",
-    "ingest/test_readers.py", "ingest/test_bombs.py", "pca/test_projection.py", "pca/test_spectrum.py",
-    "cli/test_cli_steps.py", "runtime/test_sums.py", "cluster/test_user_clusters.py",
+    "core/rows/test_bounding.py", "core/rows/test_dataset.py", "core/ledger/test_ledger.py",
+    "core/release/test_stored.py", "core/release/test_artefact.py", "core/release/test_trusted_release.py",
+    "core/ingest/test_readers.py", "core/ingest/test_bombs.py", "core/pipeline/test_projection.py",
+    "answers/test_spectrum.py", "cli/test_cli_steps.py", "core/runtime/test_sums.py", "cluster/test_user_clusters.py",
 )  # fmt: skip
 SHOWN = (
     "numpy", "scipy", "dask", "distributed", "zarr", "numba", "pyarrow", "scikit-learn", "pandas", "anndata", "xarray",
