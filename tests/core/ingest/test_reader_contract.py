@@ -46,7 +46,7 @@ from support.ingest_scene import (
     write_vcf_zarr,
 )
 
-from dpdist import ingest_rows
+from dpdist import formats, ingest_rows
 from dpdist.cli import pipeline
 from dpdist.core.ingest import readers, sources
 from dpdist.core.ingest.readers.base import Choices, NoRowsError
@@ -183,7 +183,9 @@ KINDS = [
     ),
 ]  # fmt: skip
 MODULES = [
-    importlib.import_module(f"{readers.__name__}.{found.name}") for found in pkgutil.iter_modules(readers.__path__)
+    importlib.import_module(f"{package.__name__}.{found.name}")
+    for package in (readers, formats)
+    for found in pkgutil.iter_modules(package.__path__)
 ]
 
 

@@ -330,7 +330,7 @@ def test_rows_that_fail_are_refunded_before_the_stage_is_drawn_and_never_afterwa
     rows, target = small(tmp_path / "rows.zarr"), tmp_path / "release.zarr"
     for place, charged in (("moment.histograms.hash_of", []), ("pipeline.release.partition_of_own_key", [WHOLE])):
         with monkeypatch.context() as patch:
-            patch.setattr(f"dpdist.{place}", unusable)
+            patch.setattr(f"dpdist.core.{place}", unusable)
             with pytest.raises(DataError):
                 release_rows(rows, target, CLIPPED)
         assert losses(ledger_of_rows(rows)) == charged
