@@ -40,14 +40,18 @@ def ledger_create(
 ) -> None:
     """Declare a budget. LEDGER is a new folder or postgresql+psycopg://USER@HOST/DATABASE?ledger=NAME.
 
-    With --spent, it replaces a ledger of a version before 0.1.0, and the guarantee repeats the statement.
+    The guarantee of every release repeats the statement of --spent, which dpdist cannot verify.
     """
     fresh = not Ledger.stands_at(ledger)
     created = create_ledger(ledger, rows, budget_options.budget, _loss(spent))
     before = "" if fresh else ", unchanged"
     used = "" if created.spent is None else f" left, as {created.spent} was spent before"
-    value = {"ledger": str(ledger), "fresh": fresh, **created.budget.to_json()}
+    value = {"ledger": str(ledger), "fresh": fresh, **created.budget.to_json(), **_spent_json(created)}
     answer(as_json, value, f"{ledger}: budget {created.budget}{used}{before}.")
+
+
+def _spent_json(opened: Ledger) -> dict[str, object]:
+    return {} if opened.spent is None else {"spent": opened.spent.to_json()}
 
 
 def _loss(text: str | None) -> PrivacyLoss | None:
@@ -167,6 +171,7 @@ def _ledger_json(opened: Ledger) -> dict[str, object]:
     return {
         "dataset_id": opened.dataset_id,
         **opened.balance().to_json(),
+        **_spent_json(opened),
         "caps": [caps.to_json() for caps in opened.caps],
         "releases": [
             {

@@ -19,10 +19,10 @@ from dpdist import Schema, open_release
 from dpdist.answers import model as models
 from dpdist.cli import cli
 from dpdist.core.errors import DataError, DpdistError, RefusedError, UsageError
-from dpdist.core.ingest import write as ingesting
 from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.ledger.state import State
 from dpdist.core.pipeline import budget, release
+from dpdist.core.pipeline import sources as ingesting
 from dpdist.core.pipeline.sources import ingest_rows
 from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.runtime.cluster import Cluster

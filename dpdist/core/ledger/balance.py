@@ -143,7 +143,10 @@ def raising(view: View, charge: Charge, location: str) -> str:
     larger = PrivacyLoss(join(budget.epsilon_micro, loss.epsilon_micro), delta)
     if isinstance(budget, MixedBudget) or raised(view, larger, charge) is None:
         return ""
-    larger = larger if spent is None else larger.more(spent)
+    try:
+        larger = larger if spent is None else larger.more(spent)
+    except DataError:  # beyond every budget
+        return ""
     line = step(
         "ledger raise", location, budget_epsilon=f"{Decimal(larger.epsilon_micro).scaleb(-6).normalize():f}",
         **({"budget_delta": str(Decimal(larger.delta_atto).scaleb(-18).normalize())} if larger.delta_atto else {}),
@@ -244,7 +247,10 @@ def raised(view: View, budget: PrivacyLoss, charge: Charge | None = None) -> Rai
     every = [*view.charged, *([] if charge is None else [charge])]
     if not all(trial.book(str(number), each) for number, each in enumerate(every)):
         return None
-    condition = f"the budget was raised from {view.declared} to {budget} for another reason than the answers"
+    before, after = view.declared, budget
+    if view.spent is not None:
+        before, after = before.more(view.spent), after.more(view.spent)
+    condition = f"the budget was raised from {before} to {after} for another reason than the answers"
     if view.condition is not None:
         condition = f"{view.condition}, and {condition}"
     return Raised(budget.to_json(), tuple(cap.to_json() for cap in caps), condition)
@@ -297,8 +303,8 @@ class FoldedLedger:
         if not self._view.after:
             self._view = _resumed(str(self._storage), transaction)
         view = self._view
-        entries, _, head = transaction.read(view.after, view.head)
         try:
+            entries, _, head = transaction.read(view.after, view.head)
             _fold(view, transaction, entries, head)
         except BaseException:
             self._view = View()  # it is incomplete: the next access reads all entries again

@@ -289,11 +289,11 @@ class Ledger(Witnessed):
             If the charges do not fit its caps, or nothing can be charged to this ledger.
         """
         with self._current() as (view, transaction):
-            before = view.declared
-            budget = budget if view.spent is None else budget.less(view.spent)
+            before = view.declared if view.spent is None else view.declared.more(view.spent)
             parts = budget.to_json()
             if budget == before or any(parts.get(name, 0) < least for name, least in before.to_json().items()):
                 raise UsageError(f"The budget of {self._storage} is {before}. Give a larger one.")
+            budget = budget if view.spent is None else budget.less(view.spent)
             event = None if view.accounts_for() is None else raised(view, budget)
             if event is None:
                 raise RefusedError(

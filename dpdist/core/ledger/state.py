@@ -43,14 +43,6 @@ _FORMATS = {FORMAT: False, PERIODIC: True}
 """Whether rows come in periods, by format."""
 
 
-class OtherFormatError(DataError):
-    """A ledger of another version."""
-
-    def __init__(self, message: str = "", ledger_id: str = "") -> None:
-        super().__init__(message)
-        self.ledger_id = ledger_id
-
-
 class State(enum.StrEnum):
     """State of a release."""
 
@@ -262,22 +254,25 @@ class View:
             self._draw_ids = None
 
     def _create(self, event: Created) -> None:
-        if event.format not in _FORMATS or event.spent is UNSET:
-            new = step("ledger create", "NEW", rows="ROWS", spent="EPSILON,DELTA")
-            raise OtherFormatError(
-                f"Another version of dpdist wrote this ledger, in the format {event.format!r}, which this one does not "
-                "read. Nothing was spent. Use that version; or, if it is older than 0.1.0, let it add up what the "
-                f"releases cost, and declare the sum for a new ledger: {new}.",
-                event.ledger_id,
-            )
         if self.budget is not None:
             raise DataError("The journal contains two first entries: it was altered. Restore the ledger from a copy.")
+        if event.format not in _FORMATS or event.spent is UNSET:
+            create = step("ledger create", "LEDGER", rows="ROWS", spent="EPSILON,DELTA")
+            raise DataError(
+                f"Another version of dpdist wrote this ledger, in the format {event.format!r}, which this one does not "
+                "read. Nothing was spent. Use that version; or, if it is older than 0.1.0, let it add up what the "
+                "releases cost, ingest the source into new ROWS without a budget, and declare the budget and that sum: "
+                f"{create}."
+            )
         self.periods = {} if _FORMATS[event.format] else None
         self.ledger_id, self.dataset_id, self.budget = event.ledger_id, event.dataset_id, event.budget
         if event.spent:
             self.spent = PrivacyLoss.from_json(event.spent)
             self.budget = self.budget.less(self.spent)
-            self.condition = f"the releases before this ledger cost {self.spent} at most, as was stated"
+            self.condition = (
+                f"the releases before this ledger cost {self.spent} at most under its neighbouring relation, "
+                "as was stated"
+            )
 
     def _move(self, event: Begun | Staged | Committed | CommitWitnessed | Published | Aborted) -> None:
         record = self.records[event.id]

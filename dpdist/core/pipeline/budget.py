@@ -13,7 +13,7 @@ from dpdist.core.ingest.registered import open_rows
 from dpdist.core.ledger import state_folder
 from dpdist.core.ledger.address import AnyLedgerAddress, LedgerAddress, absolute, parse_address
 from dpdist.core.ledger.ledger import Ledger
-from dpdist.core.ledger.state import OtherFormatError, State
+from dpdist.core.ledger.state import State
 from dpdist.core.naming import parameter, step
 from dpdist.core.pipeline import stored
 from dpdist.core.privacy.guarantee import PrivacyLoss
@@ -111,8 +111,7 @@ def create_ledger(
         Largest total privacy loss of all releases of these rows. None: the budget declared at the ingest.
     spent : PrivacyLoss, default None
         What releases about the same people cost before this ledger, such as those in a ledger of a version before
-        0.1.0, which this ledger then replaces. It is taken off the budget, and the guarantee repeats the statement.
-        None: nothing.
+        0.1.0. It is taken off the budget, and the guarantee repeats the statement. None: nothing.
 
     Returns
     -------
@@ -169,16 +168,15 @@ def _create_ledger(
     if table.ledger_id is not None:
         if _id_at(ledger) == table.ledger_id:
             return _require_spent(Ledger(ledger), spent)
-        if spent is None or not _is_unread(table):
-            raise RefusedError(
-                f"{rows} has a ledger already; a second one would spend the budget twice. If it was moved, pass its "
-                f"new path as {parameter('ledger')}; if it is lost, restore it from a copy."
-            )
+        raise RefusedError(
+            f"{rows} has a ledger already; a second one would spend the budget twice. If it was moved, pass its new "
+            f"path as {parameter('ledger')}; if it is lost, restore it from a copy."
+        )
     if table.reproduced:
         raise reproduced(rows)
-    opened = only_ledger(ledger, rows, table.dataset_id, declared, spent=spent, unread=table.ledger_id)
-    bind_ledger(table, opened.declared, opened.ledger_id, unread=table.ledger_id)
-    return _require_spent(opened, spent)
+    opened = only_ledger(ledger, rows, table.dataset_id, declared, spent=spent)
+    bind_ledger(table, opened.declared, opened.ledger_id)
+    return opened
 
 
 def _require_spent(opened: Ledger, spent: PrivacyLoss | None) -> Ledger:
@@ -189,19 +187,6 @@ def _require_spent(opened: Ledger, spent: PrivacyLoss | None) -> Ledger:
             parameter="spent",
         )
     return opened
-
-
-def _is_unread(table: Table) -> bool:
-    """Whether the ledger of a table is there, and another version wrote it, so that this one cannot charge it."""
-    place = state_folder.seen(table.dataset_id).place
-    for address in (default_ledger(table.store), *([] if place is None else [parse_address(place)])):
-        if Ledger.stands_at(address):
-            try:
-                Ledger(address).verify()
-            except OtherFormatError as error:
-                if error.ledger_id == table.ledger_id:
-                    return True
-    return False
 
 
 def periodic_table(
@@ -244,25 +229,21 @@ def only_ledger(
     *,
     periodic: bool = False,
     spent: PrivacyLoss | None = None,
-    unread: str | None = None,
 ) -> Ledger:
-    """Return the ledger of rows without a recorded one; the first of simultaneous calls creates it, for copies too.
-
-    ``unread`` is the recorded ledger, if another version wrote it.
-    """
+    """Return the ledger of rows without a recorded one; the first of simultaneous calls creates it, for copies too."""
     with state_folder.held(dataset_id) as data:
-        opened = _ledger_to_name(address, rows, dataset_id, budget, unread)
+        opened = _ledger_to_name(address, rows, dataset_id, budget, spent)
         if opened is None:
             opened = Ledger.create(
                 address, dataset_id=dataset_id, budget=_declared(rows, budget), periodic=periodic, spent=spent
             )
-        if state_folder.seen(dataset_id).ledger_id in {None, unread}:
+        if state_folder.seen(dataset_id).ledger_id is None:
             data.write(state_folder.DatasetRecord(opened.ledger_id, str(absolute(address))))
         return opened
 
 
 def _ledger_to_name(
-    address: LedgerAddress, rows: object, dataset_id: str, budget: PrivacyLoss | None, unread: str | None = None
+    address: LedgerAddress, rows: object, dataset_id: str, budget: PrivacyLoss | None, spent: PrivacyLoss | None = None
 ) -> Ledger | None:
     """Return the ledger for rows without a recorded one; None if it may be created at this address.
 
@@ -273,10 +254,10 @@ def _ledger_to_name(
     if record.reproduced:
         raise reproduced(rows)
     opened = Ledger(address) if Ledger.stands_at(address) else None
-    if record.ledger_id in {None, unread}:
+    if record.ledger_id is None:
         declared = _declared(rows, budget)
         if opened is not None and opened.dataset_id == dataset_id and opened.declared == declared:
-            return opened
+            return _require_spent(opened, spent)  # before anything is bound to it
         require_no_ledger(address)
         return None
     if opened is None or opened.ledger_id != record.ledger_id:
@@ -287,7 +268,7 @@ def _ledger_to_name(
             f"releases with: {step('ledger adopt', 'LEDGER')}."
         )
     _require_declared(f"the ledger {address} of these rows", opened.declared, budget)
-    return opened
+    return _require_spent(opened, spent)
 
 
 def _declared(rows: object, budget: PrivacyLoss | None) -> PrivacyLoss:

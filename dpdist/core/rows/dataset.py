@@ -224,18 +224,15 @@ def head_of(
     return head.to_bytes()
 
 
-def bind_ledger(table: RowsTable, budget: PrivacyLoss, ledger_id: str, unread: str | None = None) -> RowsTable:
-    """Record permanently which ledger is charged for these rows; the caller holds ``table.store.locked()``.
-
-    ``unread``, if given, is the ledger of another version, which cannot be charged.
-    """
+def bind_ledger(table: RowsTable, budget: PrivacyLoss, ledger_id: str) -> RowsTable:
+    """Record permanently which ledger is charged for these rows; the caller holds ``table.store.locked()``."""
     # with a second ledger for the same rows, a release could be drawn twice and its noise averaged away
-    if (attributes_of(table.store) or {}).get("ledger_id") != unread:
+    if (attributes_of(table.store) or {}).get("ledger_id") is not None:
         raise DataError(f"{table} already has a ledger: name that one.")
     set_attributes(
         table.store,
         "rows",
-        lambda attributes: attributes["ledger_id"] == unread and not attributes.get("reproduced", False),
+        lambda attributes: attributes["ledger_id"] is None and not attributes.get("reproduced", False),
         budget=budget.to_json(),
         ledger_id=ledger_id,
     )

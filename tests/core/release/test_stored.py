@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +11,11 @@ from support.folders import STORED, unpack
 from support.samples import SAMPLES
 
 from dpdist.core.errors import DataError, RefusedError, UsageError
+from dpdist.core.ingest.registered import open_rows
+from dpdist.core.ledger.journal import ORIGIN
 from dpdist.core.ledger.ledger import Ledger
-from dpdist.core.ledger.state import OtherFormatError
 from dpdist.core.pipeline.budget import create_ledger
+from dpdist.core.pipeline.sources import ingest_rows
 from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.release.artefact import open_release
 
@@ -57,69 +58,76 @@ def test_what_older_versions_stored_is_refused_in_one_paragraph(older: Path, cal
     assert {name: read for name, read in tree(older).items() if "lock" not in name} == before
 
 
+CREATE = ("ledger", "create", "new.ledger", "--rows", "new.zarr", "--budget-epsilon", "3", "--budget-delta", "1e-5")
+STATED = "the releases before this ledger cost epsilon 1.75, delta 2e-06 at most under its neighbouring relation"
+
+
 @pytest.mark.usefixtures("older")
-def test_a_ledger_of_an_older_version_is_replaced_by_one_that_states_what_was_spent(call: Call) -> None:
-    create = ("ledger", "create", "new.ledger", "--rows", "rows.zarr")
-    refused = call(*create)
-    assert (refused.code, "spend the budget twice" in refused.message) == (RefusedError.exit_code, True)
-    assert call(*create, "--spent", "3,1e-6").code == UsageError.exit_code  # nothing is left
+def test_what_an_older_ledger_spent_is_declared_for_rows_that_are_ingested_again(call: Call) -> None:
+    np.save("table.npy", np.arange(180.0).reshape(60, 3) % 7)
+    assert call("ingest", "table.npy", "new.zarr").code == 0
+    assert call(*CREATE, "--spent", "3,1e-6").code == UsageError.exit_code  # nothing is left
     assert not Path("new.ledger").exists()
     for _ in range(2):
-        assert call(*create, "--spent", "1.75,2e-6").code == 0
-    assert call(*create, "--spent", "1.7,2e-6").code == UsageError.exit_code  # it was stated otherwise
+        assert call(*CREATE, "--spent", "1.75,2e-6").code == 0
+    assert call(*CREATE, "--spent", "1.7,2e-6").code == UsageError.exit_code  # it was stated otherwise
     ledger = Ledger("new.ledger")
     left = PrivacyLoss.parse("1.25", "8e-6")
     assert (ledger.declared, ledger.spent, ledger.budget) == (PrivacyLoss.parse("3", "1e-5"), SPENT, left)
-    stated = "if the releases before this ledger cost epsilon 1.75, delta 2e-06 at most, as was stated"
-    assert stated in " ".join(call("ledger", "show", "new.ledger").out.split())
-    new = ("--ledger", "new.ledger")
-    assert (
-        call("release", "rows.zarr", "more.zarr", "--epsilon", "1.5", *ASKED[2:], *new).code == RefusedError.exit_code
-    )
-    done = call("release", "rows.zarr", "again.zarr", *ASKED, *new)
-    assert (done.code, stated in done.out) == (0, True), done.told
-    assert open_release("again.zarr").condition == stated.removeprefix("if ")
-    shutil.rmtree("rows.ledger")  # the old ledger may go now, and its absence is no second budget
-    assert (
-        call("ledger", "create", "third.ledger", "--rows", "rows.zarr", "--spent", "1").code == RefusedError.exit_code
-    )
-    assert not Path("third.ledger").exists()
-    raised = (
-        "ledger",
-        "raise",
-        "new.ledger",
-        "--budget-epsilon",
-        "4",
-        "--budget-delta",
-        "1e-5",
-        "--regardless-of-answers",
-    )
-    done = call(*raised)
+    assert call("ledger", "show", "new.ledger", "--json").json["spent"] == SPENT.to_json()
+    assert f"if {STATED}, as was stated" in " ".join(call("ledger", "show", "new.ledger").out.split())
+    assert call("release", "new.zarr", "more.zarr", "--epsilon", "1.5", *ASKED[2:]).code == RefusedError.exit_code
+    done = call("release", "new.zarr", "again.zarr", *ASKED)
+    assert (done.code, STATED in done.out) == (0, True), done.told
+    assert open_release("again.zarr").condition == f"{STATED}, as was stated"
+    larger = ("--budget-epsilon", "4", "--budget-delta", "1e-5", "--regardless-of-answers")
+    done = call("ledger", "raise", "new.ledger", *larger)
     assert done.code == 0, done.told
     assert (ledger.declared.epsilon, ledger.budget.epsilon) == (4, 2.25)
-    assert stated in " ".join(call("ledger", "show", "new.ledger").out.split())  # a raise forgets no statement
+    shown = " ".join(call("ledger", "show", "new.ledger").out.split())
+    assert f"{STATED}, as was stated, and the budget was raised from epsilon 3, delta 1e-05 to epsilon 4" in shown
 
 
-def test_a_ledger_that_can_be_charged_is_not_replaced_by_a_statement(older: Path) -> None:
-    create_ledger("new.ledger", "rows.zarr", spent=SPENT)
-    for spent in (None, SPENT):
-        with pytest.raises(RefusedError, match="spend the budget twice"):
-            create_ledger(older / "another.ledger", "rows.zarr", spent=spent)
-    assert not (older / "another.ledger").exists()
-    with pytest.raises(OtherFormatError):
-        Ledger("rows.ledger").verify()
+@pytest.mark.usefixtures("older")
+def test_no_statement_replaces_the_ledger_of_rows_whatever_stands_beside_them(call: Call) -> None:
+    """A second ledger is a second draw of the same release: not even a ledger that nobody can read is replaced."""
+    create = ("ledger", "create", "another.ledger", "--spent", "0.000001", "--rows")
+    assert call(*create, "rows.zarr").code == RefusedError.exit_code  # its ledger is of an older version
+    np.save("table.npy", np.ones((60, 3)))
+    assert call("ingest", "table.npy", "new.zarr", "--budget-epsilon", "3").code == 0
+    with Ledger("new.ledger")._locked() as (view, transaction):  # somebody appends what another version may write
+        first = transaction.read(0, ORIGIN)[0][0]
+        transaction.append({**first, "format": "dpdist-ledger/0"}, view.after, view.head)
+    assert call(*create, "new.zarr").code == RefusedError.exit_code
+    assert not Path("another.ledger").exists()
+    done = call("ledger", "verify", "new.ledger")
+    assert (done.code, "two first entries" in done.told) == (DataError.exit_code, True)
 
 
-def test_rows_without_a_ledger_may_state_what_was_spent_elsewhere(tmp_path: Path, state: Path, call: Call) -> None:  # noqa: ARG001
+def test_a_ledger_that_was_created_with_another_statement_is_bound_to_no_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that created it died before the rows named it, or somebody put it there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "state"))
+    np.save("table.npy", np.ones((9, 2)))
+    table, budget = ingest_rows("table.npy", "rows.zarr"), PrivacyLoss.parse("3", "1e-5")
+    Ledger.create("rows.ledger", dataset_id=table.dataset_id, budget=budget)
+    with pytest.raises(UsageError, match="created with nothing spent before"):
+        create_ledger("rows.ledger", "rows.zarr", budget, SPENT)
+    assert open_rows("rows.zarr").ledger_id is None
+    assert create_ledger("other.ledger", "rows.zarr", budget, SPENT).spent == SPENT
+
+
+def test_a_loss_beyond_every_budget_is_refused_as_such(tmp_path: Path, state: Path, call: Call) -> None:  # noqa: ARG001
     np.save(tmp_path / "table.npy", np.ones((9, 2)))
-    assert call("ingest", tmp_path / "table.npy", tmp_path / "rows.zarr").code == 0
-    budget = ("--budget-epsilon", "2", "--spent", "0.5")
-    done = call("ledger", "create", tmp_path / "rows.ledger", "--rows", tmp_path / "rows.zarr", *budget)
-    assert (done.code, "budget epsilon 1.5, delta 0 left, as epsilon 0.5, delta 0 was spent before" in done.out) == (
-        0,
-        True,
-    )
-    assert call("ingest", tmp_path / "table.npy", tmp_path / "rows.zarr", "--budget-epsilon", "2").code == 0
+    rows, ledger = tmp_path / "rows.zarr", tmp_path / "rows.ledger"
+    assert call("ingest", tmp_path / "table.npy", rows).code == 0
+    budget = ("--budget-epsilon", "3", "--budget-delta", "0.5", "--spent", "1,0.4")
+    assert call("ledger", "create", ledger, "--rows", rows, *budget).code == 0
+    asked = ("--epsilon", "1", "--delta", "0.7", "--clip", "2", "--accept-large-delta")
+    done = call("release", rows, tmp_path / "release.zarr", *asked)
+    assert (done.code, "This release costs" in done.told) == (RefusedError.exit_code, True), done.told
 
 
 def test_a_stored_weighted_series_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
