@@ -137,14 +137,14 @@ def matching_periods(view: View, periods: Mapping[str, str], location: str) -> t
 
 def raising(view: View, charge: Charge, location: str) -> str:
     """Return a sentence, after a space, on how to raise the budget for one more charge; may be empty."""
-    loss, budget, spent = charge.guarantee.loss, view.declared, view.spent
+    loss, budget = charge.guarantee.loss, view.declared
     join = max if view.first_charged is None else add
     delta = min(ATTO - 1, join(budget.delta_atto, loss.delta_atto))
     larger = PrivacyLoss(join(budget.epsilon_micro, loss.epsilon_micro), delta)
     if isinstance(budget, MixedBudget) or raised(view, larger, charge) is None:
         return ""
     try:
-        larger = larger if spent is None else larger.more(spent)
+        larger = view.with_spent(larger)
     except DataError:  # beyond every budget
         return ""
     line = step(
@@ -247,9 +247,7 @@ def raised(view: View, budget: PrivacyLoss, charge: Charge | None = None) -> Rai
     every = [*view.charged, *([] if charge is None else [charge])]
     if not all(trial.book(str(number), each) for number, each in enumerate(every)):
         return None
-    before, after = view.declared, budget
-    if view.spent is not None:
-        before, after = before.more(view.spent), after.more(view.spent)
+    before, after = view.with_spent(view.declared), view.with_spent(budget)
     condition = f"the budget was raised from {before} to {after} for another reason than the answers"
     if view.condition is not None:
         condition = f"{view.condition}, and {condition}"
@@ -342,7 +340,7 @@ class FoldedLedger:
     def declared(self) -> PrivacyLoss:
         """The budget that was declared for the rows: with what was spent before this ledger, as was stated."""
         view = self._snapshot()
-        return view.declared if view.spent is None else view.declared.more(view.spent)
+        return view.with_spent(view.declared)
 
     @property
     def spent(self) -> PrivacyLoss | None:

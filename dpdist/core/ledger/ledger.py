@@ -289,7 +289,7 @@ class Ledger(Witnessed):
             If the charges do not fit its caps, or nothing can be charged to this ledger.
         """
         with self._current() as (view, transaction):
-            before = view.declared if view.spent is None else view.declared.more(view.spent)
+            before = view.with_spent(view.declared)
             parts = budget.to_json()
             if budget == before or any(parts.get(name, 0) < least for name, least in before.to_json().items()):
                 raise UsageError(f"The budget of {self._storage} is {before}. Give a larger one.")

@@ -415,6 +415,10 @@ class View:
             raise DataError("The journal declares no budget: it is damaged. Restore the ledger from a copy.")
         return self.budget
 
+    def with_spent(self, budget: PrivacyLoss) -> PrivacyLoss:
+        """Return a budget of the charges here as people state it: with what was spent before this ledger."""
+        return budget if self.spent is None else budget.more(self.spent)
+
     @property
     def _active(self) -> list[Record]:
         return [record for record in self.records.values() if record.state is not State.ABORTED]
