@@ -26,7 +26,7 @@ from dpdist.core.release.artefact import open_release
 from dpdist.core.rows.chunks import ChunkReader
 from dpdist.core.rows.dataset import open_ingested
 from dpdist.core.rows.persons import Watch
-from dpdist.core.rows.units import KeptRows, Numbers, Unit, kept_of_each, named_units
+from dpdist.core.rows.units import KeptRows, Numbers, Unit, named_units
 from dpdist.jobs import job_file
 from dpdist.jobs.series import open_series
 from dpdist.jobs.text import preview_message
@@ -253,7 +253,9 @@ def kept_of(nights: list[Numbers], most: int, *, forget: bool = False) -> list[l
     for night in nights:
         watch = Watch(Unit("who", 2, max_periods=most), b"k" * 32, known[:0] if forget else known)
         rows = KeptRows(night.size)
-        rows.add(np.flatnonzero(kept_of_each(np.concatenate(list(watch.watched([night], night.size))), watch.unit)))
+        ids = np.concatenate(list(watch.watched([night], night.size)))
+        earlier = np.array([np.sum(ids[:row] == person) for row, person in enumerate(ids)])
+        rows.add(np.flatnonzero(earlier < watch.unit.max_rows))
         watch.leave_out(rows)
         out.append([int(person) for person in night[rows.among(0, night.size)]])
         known = watch.register()

@@ -28,8 +28,8 @@ from scipy import sparse
 from dpdist.core.errors import DataError, DpdistError
 from dpdist.core.ingest.readers.base import Choices
 from dpdist.core.ingest.survey import Job, Run
+from dpdist.core.ingest.workers import run_job_task
 from dpdist.core.ingest.write import ingest
-from dpdist.core.pipeline.sources import run_job_task
 from dpdist.core.storage.store import Store
 
 Table = npt.NDArray[Any]

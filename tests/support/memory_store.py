@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import obstore
@@ -9,6 +10,7 @@ from obstore.store import MemoryStore as Bucket
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import MemoryStore as ZarrStore
 
+from dpdist.core.storage.atomic import Content
 from dpdist.core.storage.objects import ObjectStore
 
 BUCKET = Bucket()
@@ -40,8 +42,9 @@ class MemoryStore(ObjectStore):
     def _require_conditional(self) -> None:
         """Ask for nothing: the bucket writes on conditions."""
 
-    def put(self, key: str, content: bytes | memoryview) -> None:
-        super().put(key, bytes(content))  # the bucket keeps what it is given, and a writer uses its buffer again
+    def put(self, key: str, content: Content) -> None:
+        # the bucket keeps what it is given, and a writer uses its buffer again
+        super().put(key, b"".join(content) if isinstance(content, Iterator) else bytes(content))
 
     def for_zarr(self) -> Any:
         found = {key: default_buffer_prototype().buffer.from_bytes(self.get(key)) for key, _ in self.list()}

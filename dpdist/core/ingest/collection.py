@@ -1,11 +1,13 @@
 """Tables of Python code: Dask, NumPy and SciPy arrays, Dask and pandas DataFrames, and xarray.
 
 Class names identify them, so that pandas, xarray and Dask are imported only if used. A table is a sequence of blocks
-of whole rows: row chunks of an array, partitions of a DataFrame, or all rows in memory.
+of whole rows: row chunks of an array, partitions of a DataFrame, or all rows in memory. Each becomes a private file: of
+numbers, or of the columns that a schema reads.
 """
 
 from __future__ import annotations
 
+import io
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -15,7 +17,6 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from dpdist.core.errors import DataError, UsageError
 from dpdist.core.frames import as_frame, is_a, is_labelled, names_beside, require_table, sum_duplicates
@@ -33,10 +34,10 @@ from dpdist.core.ingest.readers.base import (
 )
 from dpdist.core.naming import parameter
 from dpdist.core.rows.schema import Schema
-from dpdist.core.rows.units import kept_of_each
 from dpdist.core.text import listed
 
 CURE = "Correct the collection and ingest again."
+_ROW_GROUP = 1 << 16  # rows of a .parquet file that are read together
 
 
 def whole_rows(array: Any) -> Any:
@@ -106,12 +107,6 @@ class Collection:
             raise UsageError(f"{self} cannot take a schema: only DataFrames can. Leave it out.", parameter="schema")
         if columns is not None:
             raise schema_says_columns()
-        if schema.unit is not None and self.lazy:
-            raise UsageError(
-                f"The schema has a privacy unit: the kept rows depend on row order, and the partitions of {self} have "
-                "none. Write it to .parquet and ingest that.",
-                parameter="schema",
-            )
         from dpdist.core.rows.encoding import require_types, types_of  # noqa: PLC0415 - Arrow
 
         schema.places(self.names)
@@ -139,7 +134,7 @@ class Collection:
                 f"like a measurement. Rename it, or name the columns to keep in {parameter('columns')}."
             )
 
-    def reader(self, keep: Places, secret: bytes) -> Reader:
+    def reader(self, keep: Places) -> BlockReader:
         """Return a reader of blocks."""
         labels, names = None, tuple(self.names[index] for index in keep)
         if self.schema is not None:
@@ -147,7 +142,7 @@ class Collection:
         elif self.framed:
             all_labels = [str(label) for label in self.data.columns]
             labels = [all_labels[index] for index in keep]
-        return Reader(str(self), names, keep, len(self.names), labels, self.schema, secret)
+        return BlockReader(str(self), names, keep, len(self.names), labels, self.schema, self.dtype)
 
     @property
     def _read_names(self) -> list[str]:
@@ -210,8 +205,8 @@ def _stored(kind: Any) -> str | None:
     return STORED.get(kind.name) if isinstance(kind, np.dtype) else None
 
 
-class Reader(NamedTuple):
-    """Reads blocks of a table."""
+class BlockReader(NamedTuple):
+    """Reads blocks of a table, and says what file a block becomes."""
 
     table: str  # its name in messages
     names: Sequence[str]  # of the kept columns
@@ -219,88 +214,103 @@ class Reader(NamedTuple):
     columns: int  # number of columns of an array
     labels: Sequence[str] | None  # of the kept columns of a DataFrame; None for an array
     schema: Schema | None  # maps a DataFrame
-    secret: bytes  # keys the choice of rows per privacy unit
+    dtype: str | None  # of the values; None if unknown
 
     def where(self, number: int) -> str:
         """Return the name of a block in messages."""
         return f"Block {number} (counting from 0) of {self.table}"
 
-    def rows(self, block: Any, number: int) -> Iterator[Rows]:
-        """Yield the rows of a block, about 8 MiB at a time, as C-ordered arrays of a storable dtype."""
-        row, where = 0, self.where(number)
-        for batch in self._batches(block, where):
-            if self.schema is None and batch.dtype.kind == "f" and not np.isfinite(batch).all():
-                offset, column = np.argwhere(~np.isfinite(batch))[0]
-                raise not_finite(where, row + offset, self.names[column], cure=CURE)
-            row += len(batch)
-            yield batch
+    @property
+    def suffix(self) -> str:
+        """The suffix of a file of a block."""
+        return ".npy" if self.schema is None else ".parquet"
 
-    def _batches(self, block: Any, where: str) -> Iterator[Rows]:
-        names, framed = self.names, hasattr(block, "iloc")
+    def content(self, block: Any, number: int, length: int | None) -> Iterator[bytes | memoryview]:
+        """Yield the file of a block, about 8 MiB at a time; ``length`` is its announced number of rows, if known."""
+        where = self.where(number)
         shape: tuple[int, ...] = getattr(block, "shape", ())
+        framed = hasattr(block, "iloc")
         labels = [str(label) for label in getattr(block, "columns", ())] if framed else None
         if len(shape) != 2 or labels != self.labels or not (framed or shape[1] == self.columns):
             raise DataError(f"{where} does not have the columns of its metadata. {CURE}")
         if isinstance(block, np.ma.MaskedArray):
             raise DataError(f"{where} is a masked array. Fill the masked entries by a public rule.")
-        step = max(1, PIECE // (8 * len(names)))
+        if self.schema is not None:
+            yield _parquet(block, where, self.schema)
+            return
         block = sum_duplicates(block) if hasattr(block, "tocsr") else block  # other sparse formats cannot be sliced
-        mask = None if self.schema is None else _kept_mask(block, where, self.schema, self.secret)
-        for start in range(0, block.shape[0], step):
-            if self.schema is not None:
-                yield from _mapped(block.iloc[start : start + step], where, start, self.schema, mask)
-            elif framed:
-                yield _of_frame(block.iloc[start : start + step], f"{where}, row", start, names)
+        kind = np.result_type(*_kinds_of(block, where, 0, self.names)).name if framed else _kind_of(block, where)
+        if length not in {None, shape[0]} or not np.can_cast(kind, self.dtype or kind):
+            raise DataError(f"{where} differs from its metadata. {CURE}")
+        yield _npy_header((shape[0], len(self.names)), kind)
+        step = max(1, PIECE // (8 * len(self.names)))
+        for start in range(0, shape[0], step):
+            if framed:
+                rows = _of_frame(block.iloc[start : start + step], where, start, self.names)
             else:
-                part = block[start : start + step]
-                rows = np.asarray(part.toarray() if hasattr(part, "toarray") else part)
-                kind = _stored(rows.dtype)
-                if kind is None:
-                    raise DataError(f"{where} holds values of type {rows.dtype.name}, not real numbers. {CURE}")
-                yield np.ascontiguousarray(rows[:, list(self.keep)], dtype=kind)
+                rows = _dense(block[start : start + step])[:, list(self.keep)]
+            rows = np.ascontiguousarray(rows, dtype=kind)
+            if rows.dtype.kind == "f" and not np.isfinite(rows).all():
+                offset, column = np.argwhere(~np.isfinite(rows))[0]
+                raise not_finite(where, start + offset, self.names[column], cure=CURE)
+            yield rows.data.cast("B") if rows.size else b""
 
 
-def _kept_mask(block: Any, where: str, schema: Schema, key: bytes) -> npt.NDArray[np.bool_] | None:
-    """Return the mask of the rows that are kept; None for all."""
-    if schema.unit is None:
-        return None
-    from dpdist.core.rows.encoding import UnfitError, columns_of, units_of  # noqa: PLC0415 - Arrow
+def _dense(part: Any) -> Rows:
+    rows: Rows = np.asarray(part.toarray() if hasattr(part, "toarray") else part)
+    return rows
 
+
+def _kind_of(block: Any, where: str) -> str:
+    dtype = _dense(block[:0]).dtype
+    kind = _stored(dtype)
+    if kind is None:
+        raise DataError(f"{where} holds values of type {dtype.name}, not real numbers. {CURE}")
+    return kind
+
+
+def _npy_header(shape: tuple[int, int], dtype: str) -> bytes:
+    header = io.BytesIO()
+    described = {"shape": shape, "fortran_order": False, "descr": np.dtype(dtype).str}
+    np.lib.format.write_array_header_1_0(header, described)
+    return header.getvalue()
+
+
+def _parquet(frame: Any, where: str, schema: Schema) -> memoryview:
+    """Return a file of the columns that a schema reads; the others are empty."""
+    import pyarrow as pa  # noqa: PLC0415 - slow to import
+    from pyarrow import parquet  # noqa: PLC0415
+
+    from dpdist.core.rows.encoding import UnfitError, columns_of  # noqa: PLC0415 - Arrow
+
+    wrong, sink = None, pa.BufferOutputStream()
     try:
-        digests = units_of(schema, columns_of(block, schema.unit_columns), key)
+        columns, empty = columns_of(frame, list(map(str, frame.columns))), pa.nulls(len(frame))
+        table = pa.table({column.name: columns.get(column.name, empty) for column in schema.columns})
+        parquet.write_table(table, sink, row_group_size=_ROW_GROUP, use_dictionary=False, compression="none")
     except UnfitError as error:
-        wrong = error
-    else:
-        return kept_of_each(np.ascontiguousarray(digests).view("S16")[:, 0], schema.unit, key)
-    raise wrong.refusal(where, lambda row: f"row {row} (counting from 0)", CURE)
+        wrong = error.refusal(where, lambda row: f"row {row} (counting from 0)", CURE)
+    except pa.ArrowException as error:  # may quote a cell
+        wrong = DataError(f"{where} cannot be written: Arrow does not support it ({type(error).__name__}). {CURE}")
+    if wrong is not None:
+        raise wrong
+    return memoryview(sink.getvalue()).cast("B")
 
 
-def _mapped(frame: Any, where: str, start: int, schema: Schema, mask: npt.NDArray[np.bool_] | None) -> Iterator[Rows]:
-    """Yield the kept rows of a part of a DataFrame, mapped by the schema; rows that are not kept are validated too."""
-    from dpdist.core.rows.encoding import UnfitError, columns_of, encoded  # noqa: PLC0415 - Arrow
-
-    row = start
-    try:
-        for rows in encoded(schema, columns_of(frame, list(map(str, frame.columns))), len(frame)):
-            selected = rows if mask is None else rows[mask[row : row + len(rows)]]
-            row += len(rows)
-            if len(selected):
-                yield selected
-    except UnfitError as error:
-        wrong = error
-    else:
-        return
-    raise wrong.after(start).refusal(where, lambda row: f"row {row} (counting from 0)", CURE)
-
-
-def _of_frame(frame: Any, where: str, start: int, names: Sequence[str]) -> Rows:
+def _kinds_of(frame: Any, where: str, start: int, names: Sequence[str]) -> list[Any]:
+    """Return the types in which columns are stored."""
     kinds: list[Any] = [_stored(kind) for kind in frame.dtypes]
     if None in kinds:
         first_bad = kinds.index(None)
         raise DataError(
-            f"{where} {start} on, column {names[first_bad]!r}: {frame.dtypes.iloc[first_bad]} is not a type of real "
-            f"numbers. {CURE}"
+            f"{where}, row {start} on, column {names[first_bad]!r}: {frame.dtypes.iloc[first_bad]} is not a type of "
+            f"real numbers. {CURE}"
         )
+    return kinds
+
+
+def _of_frame(frame: Any, where: str, start: int, names: Sequence[str]) -> Rows:
+    kinds = _kinds_of(frame, where, start, names)
     rows = np.empty(frame.shape, dtype=np.result_type(*kinds))
     for index, (name, kind) in enumerate(zip(names, kinds, strict=True)):
         column = frame.iloc[:, index]
@@ -308,10 +318,10 @@ def _of_frame(frame: Any, where: str, start: int, names: Sequence[str]) -> Rows:
         if lacking.any():
             row = start + int(np.argmax(lacking))
             raise DataError(
-                f"{where} {row} (counting from 0), column {name!r}: the value is missing, and no schema says how "
+                f"{where}, row {row} (counting from 0), column {name!r}: the value is missing, and no schema says how "
                 f"to fill it. {CURE}"
             )
         values = column.to_numpy(dtype=kind)
-        require_exact(f"{where.removesuffix(', row')}", start, values[:, None], rows.dtype, [name])
+        require_exact(where, start, values[:, None], rows.dtype, [name])
         rows[:, index] = values
     return rows

@@ -77,7 +77,7 @@ class ChunkPlan:
     @property
     def located(self) -> list[Entry]:
         """The files."""
-        return [Entry(entry.place, entry.place, entry.keys) for entry in self.entries]
+        return [Entry(location_of(entry.place), entry.place, entry.keys) for entry in self.entries]
 
     @property
     def lengths(self) -> dict[int, tuple[object, int]]:
@@ -126,7 +126,7 @@ def _cut(sources: Sources, result: SourceSurvey, *, named: bool) -> ChunkPlan:
         parts.append(part)
         memory = max(memory, cut.memory)
     files = [sources.entries[source] for source in rows]
-    entries = [SourceEntry(_text_of(location_of(file.location)), file.keys) for file in files]
+    entries = [SourceEntry(_text_of(file.location), file.keys) for file in files]
     return ChunkPlan(result.names, result.dtype.name, entries, np.concatenate(parts), memory, named, result.head.asked)
 
 
@@ -153,7 +153,7 @@ def register_chunks(task: RegisterTask, _: None = None) -> dict[int, int]:
     for record in records:
         number = int(record["source"])
         entry = task.entries[number]
-        source = opener.opened(Entry(entry.place, entry.place, entry.keys))
+        source = opener.opened(Entry(location_of(entry.place), entry.place, entry.keys))
         for block in _read(source, tuple(range(len(task.names))), dtype, record):
             if number in task.alike:
                 marks[number] += copies.mark_of(block, dtype, weights)

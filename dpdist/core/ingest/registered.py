@@ -26,6 +26,7 @@ from msgspec import Struct
 from dpdist.core.errors import DataError, quiet
 from dpdist.core.ingest.readers.base import Choices, Places, Rows, fits
 from dpdist.core.ingest.readers.source import Entry
+from dpdist.core.ingest.remote import location_of
 from dpdist.core.naming import step
 from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.rows.columns import DTYPES
@@ -131,7 +132,7 @@ class RegisteredReader:
         wrong = None
         row_count = checksum = 0
         try:
-            source = self._opener.opened(Entry(entry.place, entry.place, entry.keys))
+            source = self._opener.opened(Entry(location_of(entry.place), entry.place, entry.keys))
             state = source.state(first, first + rows)
             if (state.objects, state.size) != (record["objects"], record["bytes"]):
                 wrong = "is missing" if state.objects < record["objects"] else "has another length"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import os
 import re
@@ -15,13 +16,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from dpdist.core.errors import UsageError
 from dpdist.core.paths import text_of
 from dpdist.core.storage.atomic import require_space
 from dpdist.core.storage.connections import is_plain, on_loopback
+
+if TYPE_CHECKING:
+    from dpdist.core.storage.objects import ObjectStore
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _EXTRAS = {"s3": "s3", "gs": "gcs", "https": "https", "http": "https", "memory": ""}
@@ -158,7 +162,7 @@ class Remote:
 
     def stat(self) -> os.stat_result:
         """Return its size, and zeros for all else."""
-        return os.stat_result((0, 0, 0, 0, 0, 0, int(self._system.size(self._key)), 0, 0, 0))
+        return _sized(int(self._system.size(self._key)))
 
     def version(self) -> str:
         """Return size, time or tag of the object, uncached: text that changes with it."""
@@ -188,6 +192,71 @@ class Remote:
 
     def with_suffix(self, suffix: str) -> Remote:
         return Remote(self.address[: len(self.address) - len(self.suffix)] + suffix)
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """An object of a table that is being written, with the interface of :class:`Remote`."""
+
+    store: ObjectStore
+    key: str
+    web = False
+
+    def __str__(self) -> str:
+        return str(self.store.address(self.key))
+
+    @property
+    def name(self) -> str:
+        return PurePosixPath(self.key).name
+
+    def open(self, mode: str, /) -> IO[bytes]:  # noqa: ARG002 - for reading
+        """Open it for reading, in ranges."""
+        return io.BufferedReader(_Ranges(self), _PIECE)
+
+    def range(self, start: int, length: int) -> bytes:
+        """Return ``length`` bytes from an offset; OSError if there are fewer."""
+        return self.store.get_range(self.key, start, length)
+
+    def stat(self) -> os.stat_result:
+        """Return its size, and zeros for all else."""
+        return _sized(self.store.size(self.key))
+
+    def version(self) -> str:
+        """Return its version in the store: a task that was given up may write it again."""
+        return self.store.version(self.key)
+
+    def is_dir(self) -> bool:
+        return False
+
+    def is_file(self) -> bool:
+        return True
+
+
+class _Ranges(io.RawIOBase):
+    """An object that is read in ranges."""
+
+    def __init__(self, file: StoredFile) -> None:
+        self._file, self._size, self._offset = file, file.stat().st_size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._offset = offset + (0, self._offset, self._size)[whence]
+        return self._offset
+
+    def readinto(self, buffer: Any) -> int:
+        length = min(len(buffer), max(0, self._size - self._offset))
+        buffer[:length] = self._file.range(self._offset, length) if length else b""
+        self._offset += length
+        return length
+
+
+def _sized(size: int) -> os.stat_result:
+    return os.stat_result((0, 0, 0, 0, 0, 0, size, 0, 0, 0))
 
 
 def location_of(location: object) -> Path | Remote:

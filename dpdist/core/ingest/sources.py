@@ -24,7 +24,7 @@ from dpdist.core.ingest.readers.isolated import IsolatedSource, ReaderProcess
 from dpdist.core.ingest.readers.source import Entry, Head, Keys, Source
 from dpdist.core.ingest.readers.text import Csv, header_asked
 from dpdist.core.ingest.readers.zarr_store import MARKS, Store, is_anndata, is_vcf_zarr
-from dpdist.core.ingest.remote import Remote, location_of
+from dpdist.core.ingest.remote import Remote
 from dpdist.core.naming import parameter
 from dpdist.core.paths import require_plain
 from dpdist.core.rows.columns import Column
@@ -183,7 +183,7 @@ def state_of(location: SourceLocation) -> str:
     """Return a digest of sizes and times, or of the version in a store, which any write changes."""
 
     def look() -> object:
-        if isinstance(location, Remote):
+        if not isinstance(location, Path):
             return location.version()
         stats = [path.stat() for path in files_of(location)]
         return [(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for stat in stats]
@@ -238,7 +238,7 @@ class Opener:
         return self._source
 
     def _open(self, entry: Entry) -> tuple[Source, str]:
-        location = location_of(entry.location)
+        location = entry.location
         kind = _kind(location)
         if entry.keys and not issubclass(kind, Columnar):
             raise DataError(
@@ -247,7 +247,7 @@ class Opener:
             )
         if self._choices.schema is not None and "schema" not in kind.takes:
             raise _no_columns(entry.shown)
-        if isinstance(location, Remote) and (kind.needs_file or location.web):
+        if not isinstance(location, Path) and (kind.needs_file or location.web):
             folder = self._stack.enter_context(scratch(self._scratch_dir, "fetched"))
             companions = [location.with_suffix(suffix) for suffix in kind.companions]
             for remote in (location, *companions):
@@ -271,8 +271,8 @@ class Opener:
 
     def with_shown_name(self, text: str, entry: Entry) -> str:
         """Replace the path that was read by the displayed name of the source."""
-        path = self._read_at if self._entry == entry else entry.location
-        return text.replace(_stem(path), _stem(entry.shown))
+        path = self._read_at if self._entry == entry else str(entry.location)
+        return text.replace(path, entry.shown).replace(_stem(path), _stem(entry.shown))
 
     def close(self) -> None:
         """Remove fetched files, and end the process of fragile readers."""
@@ -315,7 +315,7 @@ def opened_sources(source: SourceLocation, scratch_dir: Path, choices: Choices =
     with closing(Opener(scratch_dir, choices)) as opener:
         yield Sources(
             [
-                Entry(str(location.absolute() if isinstance(location, Path) else location.address), str(location), keys)
+                Entry(location.absolute() if isinstance(location, Path) else location, str(location), keys)
                 for location, keys in locations
             ],
             opener,

@@ -19,8 +19,7 @@ from dpdist.core.errors import DataError, UsageError
 from dpdist.core.ingest.readers.base import ChoiceRequiredError, NoRowsError, Places, UncutError, changed, only_columns
 from dpdist.core.ingest.readers.source import Entry, Fragment, Head, Source, Survey
 from dpdist.core.ingest.readers.text import FRAGMENT
-from dpdist.core.ingest.remote import Remote, location_of
-from dpdist.core.ingest.sources import Opener, SourceLocation, Sources
+from dpdist.core.ingest.sources import Opener, Sources
 from dpdist.core.naming import parameter
 from dpdist.core.rows.units import Unit
 from dpdist.core.text import counted, has_control, listed, random_token, repeated, visible
@@ -146,7 +145,7 @@ def require_alike(source: Source, head: Head, first: object) -> None:
 
 
 def survey_source(
-    location: SourceLocation,
+    location: object,
     sources: Sources,
     columns: Sequence[str] | None,
     run: Run,
@@ -192,8 +191,8 @@ def _survey_files(
 ) -> tuple[list[Part], list[Survey], tuple[list[str], list[str]]]:
     fragments: list[tuple[int, Fragment]] = []
     for number, (entry, size) in enumerate(zip(entries, sizes, strict=True)):
-        location = location_of(entry.location)
-        fetched = isinstance(location, Remote) and location.web  # whole, by each task that reads a part
+        location = entry.location
+        fetched = not isinstance(location, Path) and location.web  # whole, by each task that reads a part
         long = size > FRAGMENT and not fetched and location.name.lower().endswith(".csv")
         starts = range(0, size, FRAGMENT) if long else ()
         fragments += [(number, (start, min(start + FRAGMENT, size))) for start in starts] or [(number, None)]
@@ -227,7 +226,7 @@ def _survey_files(
 
 def size_of(entry: Entry) -> int:
     """Return the bytes of a source; those of one task if unknown."""
-    location = location_of(entry.location)
+    location = entry.location
     try:
         if isinstance(location, Path) and location.is_dir():
             return sum(path.stat().st_size for path in location.rglob("*"))

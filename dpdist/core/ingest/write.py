@@ -37,7 +37,6 @@ from dpdist.core.ingest.readers.base import (
     schema_says_columns,
 )
 from dpdist.core.ingest.readers.source import Entry, Source
-from dpdist.core.ingest.remote import location_of
 from dpdist.core.ingest.sources import Opener, SourceLocation, Sources, digest_of, opened_sources, origin_of, state_of
 from dpdist.core.ingest.survey import Job, Part, Run, SourceSurvey
 from dpdist.core.naming import parameter
@@ -60,7 +59,7 @@ OMITTED = "Rows left out beyond these:"  # begins the message with a count of ro
 LARGE = 256 << 20  # bytes of a source from which workers pay off
 WORK = "work"  # prefix of temporary objects, until the table is complete
 _KEPT = f"{WORK}/kept"  # one bit per row of the sources, if some are left out
-_SECRET, _SECRET_BYTES = f"{WORK}/secret", 64
+SECRET, _SECRET_BYTES = f"{WORK}/secret", 64
 
 
 def ingest(
@@ -89,10 +88,8 @@ def ingest(
     try:
         with opened_sources(source, target.scratch_folder, choices) as sources, ExitStack() as stack:
             # before the origin: see _identity
-            states = [state_of(location_of(entry.location)) for entry in sources.entries]
+            states = [state_of(entry.location) for entry in sources.entries]
             sizes = [survey.size_of(entry) for entry in sources.entries]
-            if elsewhere is not None and not elsewhere.named and (available_cores() < 2 or sum(sizes) < LARGE):
-                elsewhere = None
             origin, enter = None, stack.enter_context
             if period is not None:  # the period records its files, and is not resumed
                 staging = enter(target.staged("rows", private=True)).absolute()
@@ -104,7 +101,7 @@ def ingest(
                 head_of, budget=budget, ledger_id=ledger_id, period=period, unit=unit, schema=choices.schema,
                 origin=origin,
             )  # fmt: skip
-            table = _Ingest(
+            table = Ingest(
                 source,
                 sources,
                 sizes,
@@ -199,17 +196,17 @@ def writing() -> Iterator[None]:
 
 def secret_of(staging: Store) -> bytes:
     """Return the key of choices per privacy unit; it is removed when the table is complete."""
-    if not staging.exists(_SECRET) or len(staging.get(_SECRET)) != _SECRET_BYTES:
-        staging.put(_SECRET, (random_token() + random_token()).encode("ascii")[:_SECRET_BYTES])
-        staging.flush([_SECRET])
-    return staging.get(_SECRET)
+    if not staging.exists(SECRET) or len(staging.get(SECRET)) != _SECRET_BYTES:
+        staging.put(SECRET, (random_token() + random_token()).encode("ascii")[:_SECRET_BYTES])
+        staging.flush([SECRET])
+    return staging.get(SECRET)
 
 
 @dataclass(frozen=True)
-class _Ingest:
+class Ingest:
     """An ingest in progress; see :func:`ingest`."""
 
-    source: SourceLocation
+    source: object  # its name in messages
     sources: Sources
     sizes: Sequence[int]
     choices: Choices
@@ -219,12 +216,14 @@ class _Ingest:
     staging: Store
     say: Callable[[str], None]
     may_be_empty: bool
+    names: tuple[str, ...] | None = None  # of the columns of blocks, which may be equal; files may be copies
 
     def written(
         self, states: Sequence[str], elsewhere: Any, progress: Steps | None, *, compress: bool
     ) -> tuple[Shape, tuple[str, ...]]:
         """Write all rows; return the shape and column names of the table."""
         entries, schema = self.sources.entries, self.choices.schema
+        elsewhere = elsewhere if self._pays(elsewhere) else None
         with ExitStack() as stack:
             remote: list[Run] = []
 
@@ -252,6 +251,8 @@ class _Ingest:
             )  # fmt: skip
             # copies of named rows are found by the names, and a privacy unit is bounded wherever its rows are
             compared = self.unit is None and not survey.require_unique_samples(self.sources, result.filled)
+            if self.names is not None:
+                result, compared = result._replace(names=self.names), False
             selection = None if self.unit is None else self._select_rows(result, self.unit, labels)
             rows = result.rows if selection is None else selection.count
             self._report(result, result.rows - rows)
@@ -278,9 +279,15 @@ class _Ingest:
             )  # fmt: skip
         # an earlier pass chose the rows of each privacy unit: changed files would break the bound M
         for entry, state in zip(entries, states, strict=True):
-            if state_of(location_of(entry.location)) != state:
+            if state_of(entry.location) != state:
                 raise changed(entry.shown)
         return shape, result.names
+
+    def _pays(self, elsewhere: Any) -> bool:
+        """Whether to read on workers; if nobody named some, only a large source."""
+        if elsewhere is None or elsewhere.named:
+            return elsewhere is not None
+        return available_cores() > 1 and sum(self.sizes) >= LARGE
 
     def _report(self, result: SourceSurvey, left_out: int) -> None:
         guesses, absent = result.said
@@ -467,7 +474,7 @@ class Write:
         try:
             return self._write(opener, task, on_rows)
         finally:
-            if not self.staging.exists(_SECRET) and not self.staging.exists(ROOT):
+            if not self.staging.exists(SECRET) and not self.staging.exists(ROOT):
                 self.staging.drop("")
 
     def _write(self, opener: Opener, task: WriteTask, on_rows: Callable[[int], object]) -> dict[int, int]:
@@ -514,7 +521,7 @@ class Write:
 
     def _change_check(self, source: Source, part: Part) -> Callable[[], None]:
         """Return a check that the file of a part has not changed."""
-        location = location_of(self.entries[part.source].location)
+        location = self.entries[part.source].location
         look: Callable[[], object] = partial(state_of, location)
         before: object = self.states[part.source]
         if not isinstance(location, Path) or location.is_dir():  # versions of a store differ between libraries

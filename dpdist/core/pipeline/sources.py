@@ -8,9 +8,7 @@ none.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -24,9 +22,10 @@ from dpdist.core.ingest.readers.base import ChoiceRequiredError, Choices, Genoty
 from dpdist.core.ingest.register import asked_of, register_chunks, register_tasks, survey
 from dpdist.core.ingest.registered import FORMAT, RegisterRequest, attributes_in
 from dpdist.core.ingest.remote import Remote, location_of
-from dpdist.core.ingest.sources import Opener, SourceLocation, columns_at, origin_of, text_columns_at
-from dpdist.core.ingest.survey import Job, Run, require_publishable
-from dpdist.core.ingest.write import ingest, require_same_origin, writing
+from dpdist.core.ingest.sources import SourceLocation, columns_at, origin_of, text_columns_at
+from dpdist.core.ingest.survey import require_publishable
+from dpdist.core.ingest.workers import Workers
+from dpdist.core.ingest.write import ingest, require_same_origin
 from dpdist.core.ledger import state_folder
 from dpdist.core.ledger.address import AnyLedgerAddress, parse_address
 from dpdist.core.naming import parameter, step
@@ -122,40 +121,6 @@ def read_for(schema: AnyPath, source: object, header: str | None) -> Schema:
     return read_schema(Schema, schema, partial(text_columns_at, location_of(source), Path(gettempdir()), header))
 
 
-@dataclass(frozen=True)
-class Workers:
-    """Threads of this process, or workers of a cluster that is connected to when needed."""
-
-    cluster: Cluster | None
-    progress: Progress | None
-
-    @property
-    def named(self) -> bool:
-        """Whether a cluster was given."""
-        return self.cluster is not None and self.cluster.named
-
-    @contextmanager
-    def connected(self, location: Store, choices: Choices) -> Iterator[Run]:
-        """Yield a function that runs tasks of a job; all processes see a location, and read files with some choices."""
-        cluster = chosen(self.cluster)
-        with replace(cluster, progress=cluster.progress or self.progress).connected() as executor:
-
-            def run(job: Job, tasks: Sequence[Any]) -> list[Any]:
-                executor.require_visible(location)
-                shared = job, location, choices
-                results = dict(executor.results(run_job_task, tasks, shared, job.label, f"ingest-{job.name}"))
-                return [results[number] for number in range(len(tasks))]
-
-            yield run
-
-
-def run_job_task(task: Any, shared: tuple[Job, Store, Choices]) -> Any:
-    """Run a task of a job."""
-    job, location, choices = shared
-    with writing(), closing(Opener(location.scratch_folder, choices)) as opener:
-        return job(opener, task, bool)
-
-
 _TASKS_PER_WORKER = 32  # each writes a part of the manifest
 
 
@@ -189,8 +154,8 @@ def ingest_rows(
     Each task writes whole chunks of the table, about 128 MiB, from the parts of the source with their rows: row groups
     of .parquet, chunks of .zarr, rows of .npy, lines of plain text, and whole files of other kinds. A part that spans
     two tasks is read twice. The rows and their bits do not depend on the number of tasks. Each row chunk or partition
-    of a Dask collection is written by the worker that computes it. Partitions of a DataFrame, and chunks of unknown
-    length, are computed twice, and refused if the results differ.
+    of a Dask collection is computed once, by a worker that writes it to a private file next to the rows; these files
+    are then read like any others. So rows of a collection are written twice, and take twice the space meanwhile.
 
     Parameters
     ----------

@@ -19,6 +19,7 @@ from dpdist.core.errors import DataError, UsageError
 from dpdist.core.ingest.readers.base import ChoiceRequiredError, Choices, counts_rows
 from dpdist.core.ingest.readers.source import Head
 from dpdist.core.ingest.sources import KINDS, head_at, table_at
+from dpdist.core.ingest.workers import Workers
 from dpdist.core.ingest.write import ingest
 from dpdist.core.ledger import state_folder
 from dpdist.core.ledger.address import LedgerAddress, parse_address
@@ -26,7 +27,7 @@ from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.naming import parameter, step
 from dpdist.core.pipeline.budget import create_ledger, default_ledger
 from dpdist.core.pipeline.release import require_releasable
-from dpdist.core.pipeline.sources import Workers, read_for
+from dpdist.core.pipeline.sources import read_for
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.core.progress import Progress, steps
 from dpdist.core.release.request import ReleaseRequest

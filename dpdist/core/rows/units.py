@@ -218,23 +218,6 @@ def kept_rows(
     return result
 
 
-def kept_of_each(units: Digests, unit: Unit, key: bytes = b"") -> npt.NDArray[np.bool_]:
-    """Return a mask of the kept rows, shape (r,), as :func:`kept_rows` does, in memory.
-
-    >>> kept_of_each(np.array([b"b", b"a", b"b", b"b"], "S16"), Unit("who", 2)).tolist()
-    [True, True, True, False]
-    """
-    order = np.argsort(units, kind="stable")
-    _, starts, counts = np.unique(units[order], return_index=True, return_counts=True)
-    numbers = np.arange(units.size) - np.repeat(starts, counts)
-    mask = np.zeros(units.size, dtype=np.bool_)
-    if unit.keep == "random":
-        mask[_drawn([(order, units[order], numbers)], unit.max_rows, key, units.dtype)] = True
-    else:
-        mask[order] = numbers < unit.max_rows
-    return mask
-
-
 def _drawn(
     batches: Iterable[tuple[Numbers, Numbers | Digests, Numbers]], max_rows: int, key: bytes, kind: np.dtype[Any]
 ) -> Numbers:

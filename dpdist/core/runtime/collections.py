@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import reduce
 from typing import Any, TypeVar
 
@@ -19,7 +20,6 @@ import dask.array
 from distributed import Client, get_client, get_worker
 
 from dpdist.core.errors import DataError, UsageError
-from dpdist.core.frames import sum_duplicates
 from dpdist.core.progress import Count, Progress
 from dpdist.core.runtime.checks import ClientInfo, forbid_core_dumps, guarded
 from dpdist.core.runtime.cluster import Cluster
@@ -38,7 +38,7 @@ def _configured_scheduler() -> Any:
     return scheduler.lower() if isinstance(scheduler, str) else scheduler
 
 
-def _owner_executor() -> DaskExecutor | None:
+def _owner_executor(progress: Progress | None = None) -> DaskExecutor | None:
     """Return an executor on the cluster where Dask would compute a collection now; None for this process."""
     scheduler = _configured_scheduler()
     if scheduler in (*_THREADS, *_PROCESSES) or isinstance(scheduler, ThreadPoolExecutor):
@@ -62,18 +62,18 @@ def _owner_executor() -> DaskExecutor | None:
             "The current Dask client is asynchronous, and dpdist waits for results. Create a synchronous one with "
             "Client(address), or call dpdist in a thread, such as `await asyncio.to_thread(estimator.fit, X)`."
         )
-    return DaskExecutor(client, foreign=True)
+    return DaskExecutor(client, foreign=True, progress=progress)
 
 
 @contextmanager
-def executor_for(cluster: Cluster | None) -> Iterator[DaskExecutor | None]:
+def executor_for(cluster: Cluster, progress: Progress | None) -> Iterator[DaskExecutor | None]:
     """Yield an executor on the given cluster, or on that of a collection's owner; None for this process."""
-    if cluster is None or not cluster.named:
-        executor = _owner_executor()
+    if not cluster.named:
+        executor = _owner_executor(progress)
         with _said_of_spilling(executor):
             yield executor
         return
-    with cluster.connected() as connected:
+    with replace(cluster, progress=progress).connected() as connected:
         executor = connected if isinstance(connected, DaskExecutor) else None
         with _said_of_spilling(executor):
             yield executor
@@ -104,16 +104,6 @@ def map_blocks(
     ]
     results = dict(_compute(executor, delayed, Count(progress, label, len(delayed)).one))
     return [results[number] for number in range(len(delayed))]
-
-
-def first_rows(block: Any, count: int) -> Any:
-    """Return a delayed object of the first rows of a block, which is computed only once."""
-    return dask.delayed(_first_rows, pure=False)(block, count)
-
-
-def _first_rows(block: Any, count: int) -> Any:
-    block = sum_duplicates(block) if hasattr(block, "tocsr") else block  # other sparse matrices cannot be sliced
-    return block.iloc[:count] if hasattr(block, "iloc") else block[:count]
 
 
 def reduce_blocks(

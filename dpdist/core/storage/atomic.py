@@ -21,6 +21,8 @@ ABANDONED_SECONDS = 86400.0
 """Least age in seconds of an abandoned staging path."""
 MOST_AT_ONCE = 512 << 20
 """Largest object in bytes that is read at once: metadata, seals, or a chunk of a release."""
+Content = bytes | memoryview | Iterator[bytes | memoryview]
+"""The bytes of an object; an iterator gives many in parts."""
 _FLUSHED_AT_ONCE = 8
 _IDENTITY = ".identity"
 

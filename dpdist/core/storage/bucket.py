@@ -26,7 +26,7 @@ from zarr.storage import WrapperStore
 
 from dpdist.core.errors import DataError, DpdistError, ResumableError, UsageError
 from dpdist.core.storage import connections
-from dpdist.core.storage.atomic import MOST_AT_ONCE
+from dpdist.core.storage.atomic import MOST_AT_ONCE, Content
 from dpdist.core.storage.connections import kind_of, mentions, obstore, send_request
 from dpdist.core.text import random_token
 
@@ -125,6 +125,10 @@ class Objects:
 
     def size(self, key: str) -> int:
         return int(self._head(self._path(key))["size"])
+
+    def version(self, key: str) -> str:
+        """Return text that changes with an object."""
+        return str(self._version(self._path(key)))
 
     def sizes(self, prefix: str) -> Callable[[str], int]:
         """List the objects below a prefix, and return a function that looks up their sizes."""
@@ -238,7 +242,7 @@ class Objects:
         with suppress(DpdistError, OSError):
             self._remove_object(path)
 
-    def _try_put(self, path: str, content: bytes | memoryview, **options: Any) -> Exception | None:
+    def _try_put(self, path: str, content: Content, **options: Any) -> Exception | None:
         try:
             obstore().put(self._connection(), path, content, **options)
         except DpdistError:
@@ -252,8 +256,9 @@ class Objects:
             return connections.no_bucket(self.url)
         return connections.failure(error, self.url, f"written ({noun})")
 
-    def put(self, key: str, content: bytes | memoryview) -> None:
-        options = {"use_multipart": False} if len(content) <= _WHOLE else {"chunk_size": _WHOLE}
+    def put(self, key: str, content: Content) -> None:
+        whole = not isinstance(content, Iterator) and len(content) <= _WHOLE
+        options: dict[str, Any] = {"use_multipart": False} if whole else {"chunk_size": _WHOLE}
         if (error := self._try_put(self._path(key), content, **options)) is not None:
             raise self._write_error(error, key)
 

@@ -41,7 +41,7 @@ from dpdist.core.errors import DataError, ResumableError, UsageError
 from dpdist.core.naming import step
 from dpdist.core.paths import AnyPath, is_address, local, read_plain, read_plain_range, text_of
 from dpdist.core.storage import atomic, cleaning
-from dpdist.core.storage.atomic import ABANDONED_SECONDS, MOST_AT_ONCE
+from dpdist.core.storage.atomic import ABANDONED_SECONDS, MOST_AT_ONCE, Content
 from dpdist.core.text import random_token
 
 if TYPE_CHECKING:
@@ -162,14 +162,14 @@ class FolderStore:
         with atomic.staged(self.path, noun, private=private, resume=resume) as staging:
             yield FolderStore(staging)
 
-    def put(self, key: str, content: bytes | memoryview) -> None:
+    def put(self, key: str, content: Content) -> None:
         """Write an object of a store that is being built, atomically; it may be repeated."""
         path = self.path / key
         for folder in reversed(path.relative_to(self.path).parents[:-1]):  # never itself: it may have been removed
             (self.path / folder).mkdir(0o700, exist_ok=True)
         staging = self.path / f".put.{random_token()[:8]}.partial"  # cleaning recognises this name
         with open(os.open(staging, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:  # noqa: PTH123 - a handle
-            file.write(content)
+            file.writelines(content if isinstance(content, Iterator) else [content])
             file.flush()
             # Linux then starts writing to disk, so that the flush takes less time
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

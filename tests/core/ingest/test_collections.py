@@ -5,9 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from contextlib import nullcontext
-from hashlib import blake2b
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import dask
@@ -26,9 +24,11 @@ from support.ingest_scene import SECRET, Table, refused_by, stored, table
 import dpdist
 from dpdist.core.errors import DataError, DpdistError, ResumableError, UsageError
 from dpdist.core.ingest import blocks
-from dpdist.core.ingest.write import ingest
+from dpdist.core.ingest.collection import collection_of
+from dpdist.core.ingest.write import ingest, secret_of
 from dpdist.core.rows import dataset
 from dpdist.core.runtime.collections import map_blocks
+from dpdist.core.storage.store import FolderStore
 
 NAMES = ["a", "b", "c"]
 N = 23
@@ -183,16 +183,38 @@ def test_blocks_that_are_not_what_was_announced_are_refused(tmp_path: Path) -> N
     refused(pd.DataFrame(good, columns=["a", "b\x1b[2J", "c"]), tmp_path, "control or invisible character")
 
 
-def test_what_is_computed_anew_each_time_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    array = drawn(np.nan)
-    refused(array, tmp_path, "Block 0", "must return the same rows each time")
-    lengths = iter([4, 5])
-    other = da.from_delayed(dask.delayed(lambda: np.ones((next(lengths), 3)))(), shape=(np.nan, 3), dtype=float)
-    refused(other, tmp_path, "Block 0", "must return the same rows each time")
-    blind = SimpleNamespace(update=lambda _: None, hexdigest=lambda: "")
-    monkeypatch.setattr(blocks, "blake2b", lambda **_: blind)  # a twin that looks at lengths only
-    with pytest.raises(pytest.fail.Exception):
-        refused(array, tmp_path)
+@pytest.mark.parametrize("kind", ["array", "DataFrame"])
+def test_a_block_is_computed_once_so_that_one_of_random_rows_is_a_table(tmp_path: Path, kind: str) -> None:
+    made: list[Any] = []
+
+    def make() -> Any:
+        rows = np.random.default_rng(random.getrandbits(64)).normal(size=(4 + len(made), 3))
+        made.append(rows)
+        return rows if kind == "array" else pd.DataFrame(rows, columns=NAMES)
+
+    delayed = [dask.delayed(make, pure=False)() for _ in range(3)]
+    arrays = [da.from_delayed(block, (np.nan, 3), float) for block in delayed]
+    frame = dd.from_delayed(delayed, meta=pd.DataFrame(columns=NAMES, dtype=float), verify_meta=False)
+    with dask.config.set(scheduler="synchronous"):
+        ingested = dpdist.ingest_rows(da.concatenate(arrays) if kind == "array" else frame, tmp_path / "rows.zarr")
+    assert len(made) == 3
+    rows = np.concatenate(made)  # Dask computes the blocks in its own order
+    assert np.array_equal(np.sort(stored(ingested.path), axis=0), np.sort(rows, axis=0))
+    assert not [*ingested.path.rglob("work*")]
+
+
+def test_a_block_that_a_lost_worker_writes_late_is_not_left_behind(tmp_path: Path) -> None:
+    collection = collection_of(table())
+    assert collection is not None
+    staging = FolderStore(tmp_path / "staging")
+    staging.path.mkdir()
+    secret_of(staging)
+    write = blocks._WriteBlock(collection.reader((0, 1)), staging)
+    write(0, None, table())
+    assert staging.exists("work/blocks/00000000.npy")
+    staging.drop("work")
+    write(0, None, table())
+    assert not [path for path in staging.path.rglob("*") if path.is_file()]
 
 
 def test_what_the_graph_raises_is_not_repeated(tmp_path: Path) -> None:
@@ -279,7 +301,7 @@ def test_what_is_for_files_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["its own client", "a named cluster"])
-def test_workers_write_what_they_compute_and_return_lengths_and_keyed_digests(
+def test_workers_write_what_they_compute_and_return_no_rows(
     scheduler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
 ) -> None:
     results: list[Any] = []
@@ -296,16 +318,9 @@ def test_workers_write_what_they_compute_and_return_lengths_and_keyed_digests(
     steps: list[tuple[str, int, int]] = []
     with nullcontext() if named else Client(scheduler):
         require_same(unknown(rows, (13, 2)), rows, tmp_path, cluster=where, progress=lambda *step: steps.append(step))
-    assert {label for label, done, total in steps if done == total} == {"Surveying blocks", "Ingesting"}
-    surveys = [result for result in results if isinstance(result, tuple)]
-    digests = [result for result in results if isinstance(result, dict)]
-    assert len(surveys) + len(digests) == len(results) > len(surveys) > 0
-    assert {(rows, kind) for rows, kind, _ in surveys} <= {(13, "float64"), (1, "float64")}
-    assert all(len(digest) == 32 for result in digests for digest in result.values())
-    unkeyed = {blake2b(block.data, digest_size=16).hexdigest() for block in (rows, rows[:13], rows[13:26], rows[26:39])}
-    assert unkeyed.isdisjoint(digest for *_, digest in surveys)
+    assert {label for label, done, total in steps if done == total} == {"Writing blocks", "Ingesting in this process"}
+    assert results == [None] * 4
     rows[30, 2] = np.nan
     (tmp_path / "bad").mkdir()
     with Client(scheduler):
         refused(da.from_array(rows, chunks=(13, 2)), tmp_path / "bad", "Block 2", "row 4", "'c2'", cluster=where)
-        refused(drawn(np.nan), tmp_path / "bad", "same rows each time", cluster=where)

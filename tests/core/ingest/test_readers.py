@@ -375,7 +375,7 @@ def test_each_file_is_read_though_the_readers_of_others_were_given_up(tmp_path: 
         for number in range(20):
             path = tmp_path / f"{number}.parquet"
             pq.write_table(pa.table({"a": np.full(3, float(number)), "b": np.ones(3)}), path)
-            source = opener.opened(Entry(str(path), str(path)))
+            source = opener.opened(Entry(path, str(path)))
             with closing(source.rows((0, 1))) as blocks:
                 assert [float(block[0, 0]) for block in blocks] == [number]
             del source

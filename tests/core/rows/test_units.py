@@ -100,10 +100,9 @@ def test_a_random_sample_of_the_rows_of_each_unit_is_kept(tmp_path: Path, monkey
     first = np.reshape(kept(ids.tolist(), 3, tmp_path), (10, 1000))
     assert np.abs(first.sum(axis=1) - 300).max() > far  # the first rows are not a random sample
     digests = np.ascontiguousarray(np.stack([ids, ids], 1).astype(np.uint64)).view("S16")[:, 0]
-    here = units.kept_of_each(digests, Unit("who", 3, "random"), b"key")
     apart = kept_rows(iter([digests]), ids.size, Unit("who", 3, "random"), tmp_path, b"key")
     whole = apart.among(0, ids.size)
-    assert np.array_equal(here, whole)
+    assert set(np.reshape(whole, (10, 1000)).sum(axis=0)) == {3}
     for start in (0, 9, 9_989):  # any slice of it
         np.testing.assert_array_equal(apart.among(start, 11), whole[start : start + 11])
 

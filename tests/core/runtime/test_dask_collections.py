@@ -87,7 +87,7 @@ def test_a_block_that_is_not_what_the_array_says_is_the_owner_s(client: Client) 
 def test_nothing_is_computed_for_who_has_gone(client: Client) -> None:
     """An interrupted call may be kept by its traceback, and would keep the cluster busy."""
     held = [dask.delayed(_slept)(number) for number in range(40)]
-    with client.as_current(), executor_for(None) as executor:
+    with client.as_current(), executor_for(Cluster(), None) as executor:
         assert isinstance(executor, DaskExecutor)
         found = executor.compute(held)
         next(found)

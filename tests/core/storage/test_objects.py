@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import dask.array as da
+import dask.dataframe as dd
 import numpy as np
+import pandas as pd
 import pytest
 import zarr
 from faults.store_proxy import DENIED, EXPIRED, GONE, Answer, Proxy, store_proxy
@@ -34,6 +37,9 @@ from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.release.artefact import open_release
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.rows import dataset
+from dpdist.core.rows.chunks import ChunkReader
+from dpdist.core.rows.columns import Column
+from dpdist.core.rows.schema import Schema
 from dpdist.core.runtime.cluster import Cluster
 from dpdist.core.storage import arrays, bucket, connections
 from dpdist.core.storage.objects import ObjectStore
@@ -112,6 +118,37 @@ def test_a_registered_table_may_be_in_a_store(scene: Scene) -> None:
     assert (first.rows, again.dataset_id) == (50, first.dataset_id)
     assert scene.release()
     scene.require_one_release()
+
+
+def test_blocks_of_a_collection_are_written_to_the_store_and_read_from_there(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket, "_WHOLE", 5 << 20)  # the first block is sent in two parts
+    monkeypatch.setattr(dataset, "_TARGET_CHUNK", 1 << 20)
+    rows = np.random.default_rng(3).normal(size=(40_000, 20))
+    ingest_rows(da.from_array(rows, chunks=(35_000, 20)), scene.rows)
+    assert np.array_equal(read_rows(scene.rows), rows)
+    assert not [key for key in scene.objects("rows.zarr") if "work" in key]
+    before = sorted(scene.folder.iterdir())
+    rows[39_999, 7] = np.nan
+    with pytest.raises(DataError, match=r"Block 1 .*row 4999 \(counting from 0\), column 'c7'.*not finite"):
+        ingest_rows(da.from_array(rows, chunks=(35_000, 20)), f"{scene.at}/bad.zarr")
+    assert (scene.objects("bad.zarr"), sorted(scene.folder.iterdir())) == ({}, before)
+
+
+def test_a_frame_with_units_is_written_to_the_store_and_read_from_there(scene: Scene) -> None:
+    frame = pd.DataFrame({"who": ["a", "b", "a", "c", "a", "b"], "x": np.arange(6.0), "y": np.ones(6)})
+    schema = Schema([Column("who", "privacy unit"), Column("x", "number"), Column("y", "number")], max_rows=2)
+    for number, source in enumerate((frame, dd.from_pandas(frame, npartitions=2))):
+        table = ingest_rows(source, f"{scene.at}/{number}.zarr", schema=schema)
+        assert table.unit == schema.unit
+        np.testing.assert_array_equal(read_rows(f"{scene.at}/{number}.zarr")[:, 0], [0, 1, 2, 3, 5])
+
+
+def read_rows(address: str) -> Any:
+    table = open_rows(address)
+    reader = ChunkReader(table, table.chunk_rows)
+    return np.concatenate([piece.copy() for index in range(table.chunks) for piece in reader.read(index)])
 
 
 def test_a_store_contains_no_credentials(scene: Scene) -> None:

@@ -42,7 +42,7 @@ WINDOW = 4 * PIECE  # bytes of a block of columns or rows in :func:`transposed`
 class Entry(NamedTuple):
     """A file of a source."""
 
-    location: str  # absolute path, or address
+    location: Any  # an absolute path, or a location in a store
     shown: str  # its name in messages
     keys: Keys = ()
 
