@@ -42,6 +42,7 @@ from dpdist.answers.overlap import Spectrum
 from dpdist.core.noise.entropy import SYSTEM
 from dpdist.core.release.attributes import Coverage
 from dpdist.core.release.combine import combined
+from dpdist.core.release.plan import Dimensions, planned
 from dpdist.core.rows.dither import DitherKey, Dithers
 from dpdist.core.triangle import unpacked
 from dpdist.literature.attack import KnownMoment
@@ -189,7 +190,7 @@ def _release(
     """
     loss = PrivacyLoss.parse(epsilon, MECHANISMS[mechanism])
     request = ReleaseRequest(mechanism, loss, _C, centring=centring, grid_bits=16)
-    bound, calibrated = request.bound(_D), request.calibrated(_D)
+    bound, calibrated = planned(request, Dimensions(_D)).bound, planned(request, Dimensions(_D)).moment
     rows = random.normal(size=(_N, _D)) * np.array([2.0, 0.5, *[0.1] * (_D - 2)])  # a third of them is shortened
     bounded = bound.apply(rows, np.empty((_N, bound.width)), Dithers(DitherKey(bytes(32)), 0)).astype(np.int64)
     moment = bounded.T @ bounded

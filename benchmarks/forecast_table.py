@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dpdist import PrivacyLoss, ReleaseRequest
 from dpdist.core.moment import cost
+from dpdist.core.release.plan import Dimensions, planned
 from dpdist.report.text import amount, costs, duration
 
 ROWS, COLUMNS = 10**9, 1000
@@ -24,8 +25,8 @@ def main() -> None:
     parser.add_argument("--store-bandwidth", type=float, default=1e10)
     parser.add_argument("--output", required=True)
     chosen = parser.parse_args()
-    request = ReleaseRequest("gaussian", PrivacyLoss.parse(1, "1e-12"), 1.0).on_grid(COLUMNS, ROWS)
-    table, bound = cost.described(ROWS, COLUMNS, "float32"), request.bound(COLUMNS)
+    request = ReleaseRequest("gaussian", PrivacyLoss.parse(1, "1e-12"), 1.0)
+    table, bound = cost.described(ROWS, COLUMNS, "float32"), planned(request, Dimensions(COLUMNS, ROWS)).bound
     found = cost.forecast(table, bound, WORKERS, MEMORY, divisible=True, bandwidth=chosen.store_bandwidth)
     print(costs(found))
     lines = [

@@ -34,6 +34,7 @@ from dpdist.core.ledger.journal import Begun, Closed, Committed, CommitWitnessed
 from dpdist.core.ledger.witness import FolderWitness, WitnessRecord
 from dpdist.core.release import combine
 from dpdist.core.release.artefact import Release, open_release
+from dpdist.core.release.plan import plan_of
 from dpdist.core.release.series import Toeplitz, Tree, total_of
 from dpdist.core.rows.dataset import created, open_ingested
 from dpdist.core.rows.periods import PeriodicTable, open_periods, seal_rows
@@ -112,7 +113,7 @@ class Series:
                 if count > end - 16 and isinstance(self.plan, Tree):
                     series = open_series(job_file.read_job(self.folder / "job.toml"))
                     span = series.span(node)
-                    release_id = series.request_for(node, span).release_id(span)
+                    release_id = plan_of(series.request_for(node, span), span).release_id(span)
                     combine.write_sum(self.of(node.start, node.stop, release_id), target)
                 else:
                     target.mkdir()

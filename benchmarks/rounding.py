@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from dpdist import PrivacyLoss, ReleaseRequest
 from dpdist.answers.noise_edge import CONFIDENCE, law_of
+from dpdist.core.release.plan import Dimensions, planned
 from dpdist.core.rows.bounding import RowBound
 from dpdist.core.rows.dither import DitherKey, Dithers
 from dpdist.core.rows.rounding import spectral_error
@@ -117,7 +118,7 @@ def measured(case: Case, bound: RowBound) -> float:
 def compared(case: Case, bits: int) -> dict[str, float]:
     """Return the error, and what is stated, over the edge of the noise."""
     request = ReleaseRequest("gaussian", LOSS, case.clip, grid_bits=bits)
-    law = law_of(request.calibrated(case.columns).noise, case.columns)
+    law = law_of(planned(request, Dimensions(case.columns)).moment.noise, case.columns)
     if law is None:
         raise AssertionError("the noise of gaussian has a known edge")
     edge = law.edge_at(CONFIDENCE)
@@ -143,7 +144,9 @@ def main() -> None:
         "|---|---|" + "---|" * (len(BITS) + 1),
     ]
     for case in cases(chosen.data):
-        default = ReleaseRequest("gaussian", LOSS, case.clip).on_grid(case.columns, case.rows).grid_bits
+        default = planned(
+            ReleaseRequest("gaussian", LOSS, case.clip), Dimensions(case.columns, case.rows)
+        ).bound.grid_bits
         found = {str(bits): compared(case, bits) for bits in BITS}
         results[case.name] = {"n": case.rows, "d": case.columns, "clip": case.clip, "default": default, "bits": found}
         cells = []

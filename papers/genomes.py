@@ -26,6 +26,7 @@ from sklearn.neighbors import NearestNeighbors
 from dpdist import DataError, Neighbours, RowBound, cli, forecast_release
 from dpdist.answers.eigen import top_eigenpairs
 from dpdist.answers.noise_edge import law_of
+from dpdist.core.release.plan import Dimensions, planned
 from papers.common import data as sets
 from papers.common import pictures, runs
 from papers.common.answers import NOTICE, PublicMoment, moment_of, private_moment, request_for
@@ -246,7 +247,7 @@ def draw(cell: Json, shared: Any) -> Json:
     if request.for_reproduction:
         raise DataError(f"{cell['mechanism']} is not private as claimed here.")
     noisy = private_moment(request, route.moment)
-    law = law_of(request.calibrated(bound.columns).noise, bound.columns, bound.unit**2)
+    law = law_of(planned(request, Dimensions(bound.columns)).moment.noise, bound.columns, bound.unit**2)
     components = top_eigenpairs(noisy, COMPONENTS)[1]
     seen = 0 if law is None else int((np.linalg.eigvalsh(noisy) > law.edge_at(0.95)).sum())
     true = top_eigenpairs(route.moment.matrix, 1)[1][0]

@@ -17,6 +17,8 @@ import pytest
 from support.folders import ROOT
 
 import dpdist
+from dpdist.core.release.norm_histogram import NormsTransaction
+from dpdist.core.release.plan import plan_of
 
 NAMES = sorted({*dpdist.__all__} - {"__version__"})
 """The page of the reference lists them too: ``test_documents.py``."""
@@ -141,10 +143,11 @@ def test_a_whole_number_is_the_same_request_as_the_float(tmp_path: Path) -> None
     np.save(tmp_path / "t.npy", np.eye(3))
     table = dpdist.ingest_rows(tmp_path / "t.npy", tmp_path / "rows.zarr")
     loss = dpdist.PrivacyLoss.parse(1, 1e-6)
-    ids = {dpdist.ReleaseRequest("gaussian", loss, norm).release_id(table) for norm in (8, 8.0, np.float64(8))}
-    assert len(ids) == 1
+    requests = [dpdist.ReleaseRequest("gaussian", loss, norm) for norm in (8, 8.0, np.float64(8))]
+    assert len({plan_of(request, table).release_id(table) for request in requests}) == 1
     grids = (dpdist.NormGrid(1, 8), dpdist.NormGrid(1.0, 8.0))
-    assert len({dpdist.NormsRequest(loss, grid).release_id(table) for grid in grids}) == 1
+    norms = [NormsTransaction(dpdist.NormsRequest(loss, grid), table, tmp_path) for grid in grids]
+    assert len({each.release_id for each in norms}) == 1
 
 
 def test_a_loss_is_read_exactly_however_it_is_written() -> None:

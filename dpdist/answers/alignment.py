@@ -39,6 +39,7 @@ from dpdist.core.errors import BelowNoiseError, UsageError
 from dpdist.core.mechanisms.info import Output
 from dpdist.core.naming import parameter, step
 from dpdist.core.release.artefact import Release
+from dpdist.core.release.plan import Dimensions, planned, without_choices
 from dpdist.core.release.request import ReleaseRequest
 
 Values = npt.NDArray[np.float64]
@@ -313,7 +314,7 @@ def require_alignment(release: Release, model: Components) -> Alignment:
 def require_noise_distribution(request: ReleaseRequest, columns: int) -> None:
     """Refuse an automatic number of components for unknown noise, before the release is charged."""
     subspace = request.mechanism_info.output is Output.COMPONENTS
-    if subspace or law_of(request.with_placeholders.calibrated(columns).noise, columns) is None:
+    if subspace or law_of(planned(without_choices(request), Dimensions(columns)).moment.noise, columns) is None:
         raise UsageError(_unknown_noise(request.mechanism))
 
 

@@ -28,7 +28,8 @@ from dpdist.core.privacy.guarantee import MICRO, Neighbours, PrivacyLoss
 from dpdist.core.privacy.persons import rows_charged
 from dpdist.core.release.advice import two_digits
 from dpdist.core.release.clip_trade import Trade, trades
-from dpdist.core.release.request import ReleaseRequest, auto_clip
+from dpdist.core.release.plan import Dimensions, Plan, calibrated, planned, require_known_norm
+from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.rows.rounding import spectral_error
 from dpdist.core.rows.units import Unit
 
@@ -80,8 +81,7 @@ class Person:
 class Forecast:
     """The noise of a planned release, and the components expected above it; per row, in units of the bounded rows."""
 
-    request: ReleaseRequest
-    columns: int
+    plan: Plan  # of the release, with the mechanism of its moment after private choices
     rows: int
     person: Person
     error: float  # standard deviation of the noise in an entry off the diagonal
@@ -95,6 +95,16 @@ class Forecast:
     trades: tuple[Trade, ...] = ()  # costs of each guessed norm as a clip norm
     nothing: str = ""  # a sentence if no component is expected above the noise
 
+    @property
+    def request(self) -> ReleaseRequest:
+        """The request of the release."""
+        return self.plan.request
+
+    @property
+    def columns(self) -> int:
+        """The number of columns."""
+        return self.plan.dimensions.columns
+
     def __repr__(self) -> str:
         summary = f"{self.seen} of {len(self.expected)} components seen" if self.guessed else f"edge {self.edge:.4g}"
         return f"Forecast({self.request.mechanism}, d={self.columns}, n={self.rows}, {summary})"
@@ -102,7 +112,7 @@ class Forecast:
     @property
     def largest(self) -> float:
         """C², the largest squared norm of a row."""
-        return self.request.bound(self.columns).clip_norm ** 2
+        return self.plan.bound.clip_norm**2
 
     @property
     def rounding_share(self) -> float:
@@ -120,15 +130,13 @@ class Forecast:
         nuclear = LatticeQuery(self.columns, 1, self.request.neighbours).nuclear
         gap = MECHANISMS["bingham"].info.gap
         return (
-            None
-            if gap is None
-            else gap * self.columns * nuclear * self.largest / (self.request.loss.epsilon * self.rows)
+            None if gap is None else gap * self.columns * nuclear * self.largest / (self.plan.loss.epsilon * self.rows)
         )
 
     @property
     def cautions(self) -> tuple[str, ...]:
         """Warnings about a weak guarantee, one or two sentences each."""
-        return cautions(self.request.loss, self.request.neighbours, self.rows)
+        return cautions(self.plan.loss, self.request.neighbours, self.rows)
 
     @property
     def seen(self) -> int:
@@ -146,16 +154,16 @@ class Forecast:
         """Return the forecast as JSON values."""
         return {
             "mechanism": self.request.mechanism,
-            "epsilon": self.request.loss.epsilon,
-            "delta": self.request.loss.delta,
+            "epsilon": self.plan.loss.epsilon,
+            "delta": self.plan.loss.delta,
             "neighbours": self.request.neighbours.value,
-            "clip_norm": self.request.clip_norm,
+            "clip_norm": self.plan.bound.clip_norm,
             "d": self.columns,
             "n": self.rows,
             "person": self.person.to_json(),
             "entry_standard_deviation": self.error,
             "noise_edge": self.edge,
-            "grid_bits": self.request.grid_bits,
+            "grid_bits": self.plan.bound.grid_bits,
             "rounding_error": self.rounding,
             "rounding_share": self.rounding_share,
             "threshold": self.threshold,
@@ -245,9 +253,11 @@ def forecast_release(
             f"gaussian, or leave out {parameter('max_periods')}."
         )
     counted = person.counted_once
-    request = request.on_grid(columns, rows if request.neighbours is Neighbours.REPLACE_ONE else None, counted)
-    original, request = request, _moment(request, columns, counted)
-    largest = request.bound(columns).clip_norm ** 2
+    public = rows if request.neighbours is Neighbours.REPLACE_ONE else None
+    require_known_norm(request)
+    plan = planned(request, Dimensions(columns, public, counted, counted))
+    bound = plan.bound
+    largest = bound.clip_norm**2
     if len(spectrum) > columns or any(v <= 0 for v in spectrum) or sum(spectrum) > largest * (1 + 1e-9):
         raise UsageError(
             f"The guessed spectrum has too many numbers, one that is not positive, or too large a sum. Pass at most "
@@ -256,22 +266,20 @@ def forecast_release(
         )
     if any(not 0 < norm < math.inf for norm in norms):
         raise UsageError("The guessed norms of rows must be positive and finite.", parameter="norms")
-    law = _noise_law(request, columns, counted)
+    law = _noise_law(plan, plan.loss)
     if law is None:
         raise UsageError(
             f"There is no forecast for {request.mechanism}, as the largest eigenvalue of its noise is unknown. Use "
             f"gaussian or two-sided-wishart. {step('mechanisms')} lists the output of each mechanism."
         )
-    noise, bound = request.calibrated(columns, counted).noise, request.bound(columns)
-    unit = bound.unit**2
+    noise, unit = plan.moment.noise, bound.unit**2
     error, edge = math.sqrt(noise.variance_off_diagonal or 0.0) * unit, law.edge_at(CONFIDENCE)
     spectrum = sorted(spectrum, reverse=True)
     cases = [(spectrum, i) for i in range(len(spectrum))] or [([share * largest], 0) for share in SHARES]
     expected = tuple(_expected(law, eigenvalues, rows, i) for eigenvalues, i in cases)
     threshold = _strength_for(law) / rows
     return Forecast(
-        request=request,
-        columns=columns,
+        plan=plan,
         rows=rows,
         person=person,
         error=error / rows,
@@ -281,11 +289,9 @@ def forecast_release(
         expected=expected,
         guessed=bool(spectrum),
         law=law,
-        alternatives=_alternatives(request, columns, rows, person),
+        alternatives=_alternatives(plan, rows, person),
         trades=trades(norms, columns, rows, error / largest, edge / largest) if norms else (),
-        nothing=_needed_of_guess(expected)
-        if spectrum
-        else _needed(original, request, columns, rows, counted, threshold),
+        nothing=_needed_of_guess(expected) if spectrum else _needed(plan, rows, threshold),
     )
 
 
@@ -297,20 +303,19 @@ def _needed_of_guess(expected: Sequence[Expected]) -> str:
     return f"No component of this guess will be above the noise: {takes}."
 
 
-def _needed(
-    original: ReleaseRequest, moment: ReleaseRequest, columns: int, rows: int, counted: int, threshold: float
-) -> str:
+def _needed(plan: Plan, rows: int, threshold: float) -> str:
     """Return the rows or epsilon needed if not even a component with all of C² is above the noise, else nothing."""
     # columns with a private scale and clip ``auto`` have a third of C² as their whole variance
-    scaled = original.scale == "private" and original.clip_norm == "auto"
-    largest = moment.bound(columns).clip_norm ** 2 / (3 if scaled else 1)
+    request = plan.request
+    scaled = request.scale == "private" and request.clip_norm == "auto"
+    largest = plan.bound.clip_norm**2 / (3 if scaled else 1)
     if threshold <= largest:
         return ""
-    enough, micro, excess = "", moment.loss.epsilon_micro, threshold / largest
-    part = original.loss.epsilon_micro / micro
+    enough, micro, excess = "", plan.loss.epsilon_micro, threshold / largest
+    part = request.loss.epsilon_micro / micro
     while not enough and part * micro * excess < LARGEST_EPSILON * MICRO:
         micro = math.ceil(micro * max(1.05, excess))  # noise decreases like 1 / epsilon, or slightly slower
-        law = _noise_law(replace(moment, loss=replace(moment.loss, epsilon_micro=micro)), columns, counted)
+        law = _noise_law(plan, replace(plan.loss, epsilon_micro=micro))
         excess = math.inf if law is None else _strength_for(law) / rows / largest
         if excess <= 1:
             enough = f", or {parameter('epsilon', f'{two_digits(part * micro) / MICRO:g}')}"
@@ -321,17 +326,9 @@ def _needed(
     )
 
 
-def _moment(request: ReleaseRequest, columns: int, counted: int) -> ReleaseRequest:
-    """Return the release of the moment, after the choices of a request."""
-    parts = request.parts(columns, counted)
-    if parts is None:
-        return request
-    clip = auto_clip(columns) if request.clip_norm == "auto" else parts.moment.clip_norm
-    return replace(parts.moment, clip_norm=clip)
-
-
-def _noise_law(request: ReleaseRequest, columns: int, counted: int) -> NoiseLaw | None:
-    return law_of(request.calibrated(columns, counted).noise, columns, request.bound(columns).unit ** 2)
+def _noise_law(plan: Plan, loss: PrivacyLoss) -> NoiseLaw | None:
+    """Return the distribution of the noise of the moment at a loss, in units of bounded rows."""
+    return law_of(plan.noise_at(loss).noise, plan.dimensions.columns, plan.bound.unit**2)
 
 
 def _tangent(law: NoiseLaw, rows: float, spectrum: Sequence[float], component: int, others: Sequence[int]) -> float:
@@ -412,28 +409,27 @@ def _strength_for(law: NoiseLaw) -> float:
     return _smallest(lambda strength: bool(_counted(law, strength, (1.0,))), law.threshold, error=1e-9)
 
 
-def _alternatives(request: ReleaseRequest, columns: int, rows: int, person: Person) -> tuple[tuple[str, float], ...]:
+def _alternatives(plan: Plan, rows: int, person: Person) -> tuple[tuple[str, float], ...]:
     """Return private mechanisms at the same loss with a known edge and no required option, best first."""
-    thresholds = []
+    thresholds, bound = [], plan.bound
     for name, mechanism in MECHANISMS.items():
         info = mechanism.info
         several = (person.counted_once > 1 and not info.units) or (
             person.max_periods is not None and name != "gaussian"
         )
-        lacks_delta = info.delta is DeltaUse.REQUIRED and not request.loss.delta_atto
+        lacks_delta = info.delta is DeltaUse.REQUIRED and not plan.loss.delta_atto
         needs_option = any(option.default is None for option in info.options)
         if not info.additive or info.replacement or needs_option or several or lacks_delta:
             continue
-        delta = 0 if info.delta is DeltaUse.NONE else request.loss.delta_atto
-        loss = PrivacyLoss(request.loss.epsilon_micro, delta)
+        delta = 0 if info.delta is DeltaUse.NONE else plan.loss.delta_atto
         other = ReleaseRequest(
-            name, loss, request.clip_norm, request.neighbours, centring=request.centring, grid_bits=request.grid_bits,
+            name, PrivacyLoss(plan.loss.epsilon_micro, delta), bound.clip_norm, plan.request.neighbours,
         )  # fmt: skip
         try:
-            calibrated = other.calibrated(columns, person.counted_once)
+            noisy = calibrated(other, bound, person.counted_once)
         except UsageError:  # its noise overflows the lattice
             continue
-        law = law_of(calibrated.noise, columns, request.bound(columns).unit ** 2)
-        if law is not None and is_private_as_claimed(calibrated):
+        law = law_of(noisy.noise, bound.columns, bound.unit**2)
+        if law is not None and is_private_as_claimed(noisy):
             thresholds.append((name, _strength_for(law) / rows))
     return tuple(sorted(thresholds, key=lambda pair: pair[1]))

@@ -26,6 +26,7 @@ from dpdist.core.pipeline.budget import ledger_place
 from dpdist.core.privacy.guarantee import Neighbours
 from dpdist.core.release.advice import choice_refused
 from dpdist.core.release.parse import numbers_from, request_from
+from dpdist.core.release.plan import Dimensions, with_norm_of
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.release.stages import require_seen
 from dpdist.core.rows.columns import DTYPES
@@ -185,8 +186,7 @@ def forecast_command(
             ) from None
         raise
     public = rows if request.neighbours is Neighbours.REPLACE_ONE else None
-    if request.clip_norm == "schema":
-        request = request.on_grid(columns, public, max_rows).by_schema(schema)
+    request = with_norm_of(schema, request, Dimensions(columns, public, max_rows))
     if request.mechanism in ORBITS:
         if plot is not None or norms or cluster or max_rows != 1 or max_periods is not None:
             raise UsageError(
@@ -204,15 +204,14 @@ def forecast_command(
         draw_forecast(result, plot)
     value, message = result.to_json(), text.forecast(result)
     once = result.person.counted_once
-    parts = request.on_grid(columns, public, once).parts(columns, once)
-    if parts is not None:
-        value["parts"] = parts.to_json()
-        message += f"\n\n{text.parts(parts, request)}"
+    if request.chooses:
+        value["parts"] = result.plan.parts_json()
+        message += f"\n\n{text.parts(result.plan)}"
         value["refused"] = refused = _refused(request, columns, rows, once)
         message += "" if refused is None else "\n" + wrapped(f"THE RELEASE WOULD BE REFUSED. {refused}")
     if cluster:
-        independent = isinstance(request.with_placeholders.calibrated(columns), IndependentEntries)
-        shape, bound = cost.described(rows, columns, dtype), result.request.bound(columns)
+        independent = isinstance(result.plan.moment, IndependentEntries)
+        shape, bound = cost.described(rows, columns, dtype), result.plan.bound
         costs = cost.forecast(
             shape, bound, workers, int(memory * 2**30), divisible=independent, bandwidth=bandwidth_of(bandwidth)
         )  # fmt: skip

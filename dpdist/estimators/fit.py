@@ -48,6 +48,7 @@ from dpdist.core.release import archive, stages, trusted
 from dpdist.core.release.advice import blindly_scaled_message, choice_refused
 from dpdist.core.release.artefact import Release, open_release
 from dpdist.core.release.parse import request_from
+from dpdist.core.release.plan import Dimensions, plan_of, planned, proved, require_known_norm, without_choices
 from dpdist.core.release.request import Centring, ReleaseRequest
 from dpdist.core.release.stages import require_seen
 from dpdist.core.runtime.checks import forbid_core_dumps
@@ -188,7 +189,7 @@ def release_target(estimator: PrivateEstimator, rows: Store, request: ReleaseReq
     if estimator.release is not None:
         return store_at(estimator.release)
     name, table = str(rows).rpartition("/")[2].removesuffix(".zarr"), open_rows(rows)
-    return rows.parent.within(f"{name}.{request.release_id(table)}.zarr")
+    return rows.parent.within(f"{name}.{plan_of(request, table).release_id(table)}.zarr")
 
 
 def _ledger_address(estimator: PrivateEstimator) -> LedgerAddress | None:
@@ -217,13 +218,12 @@ def _from_memory(estimator: PrivateEstimator, rows: Rows, request: ReleaseReques
     if rows.known_rows == 0:
         raise DataError("X has no rows, so there is nothing to release.")
     budget = _budget(estimator, request.loss)
-    request = request.on_grid(rows.columns, rows.known_rows if request.neighbours is Neighbours.REPLACE_ONE else None)
-    guarantee, with_placeholders = request.proved(rows.columns), request.with_placeholders
-    if guarantee is None:
-        raise AssertionError("a request that is not for reproduction has a proved guarantee")
+    public = rows.known_rows if request.neighbours is Neighbours.REPLACE_ONE else None
+    require_known_norm(request)
+    plan = planned(request, Dimensions(rows.columns, public))
+    guarantee, bound = proved(plan.guarantee), plan.bound
     if estimator.release is not None:
         store_at(estimator.release).require_new("release")
-    bound = with_placeholders.bound(rows.columns)
     total = rows.total(bound, REGISTER.key)
     require_sound(total, bound, missing=estimator.missing == "centre")
     _warn(total, named=not request.chooses)
@@ -235,10 +235,10 @@ def _from_memory(estimator: PrivateEstimator, rows: Rows, request: ReleaseReques
     checks.require_small_delta(loss, request.neighbours, total.rows, accepted=request.accept_large_delta)
     checks.warn(loss, request.neighbours, total.rows)
     datasets = REGISTER.charge(total.fingerprints, total.rows, guarantee, budget, estimator.budget)
-    staged = None
+    realised = None
     if request.chooses:
-        request, staged = stages.draw_unrecorded(request, rows.column_names, total.rows, rows.counts)
-        bound = request.bound(rows.columns)
+        realised = stages.draw_unrecorded(plan, rows.column_names, total.rows, rows.counts)
+        bound = realised.bound
         fingerprints, total = total.fingerprints, rows.total(bound, REGISTER.key)
         if not fingerprints.same_rows(total.fingerprints):
             raise DataError(
@@ -249,7 +249,7 @@ def _from_memory(estimator: PrivateEstimator, rows: Rows, request: ReleaseReques
         require_sound(total, bound, missing=estimator.missing == "centre")
     moment = MomentMatrix(total.values, bound.width)
     return trusted.draw_unrecorded(
-        request, moment, names=rows.column_names, rows=total.rows, datasets=datasets, staged=staged
+        plan, moment, names=rows.column_names, rows=total.rows, datasets=datasets, realised=realised
     )
 
 
@@ -381,7 +381,7 @@ def set_release(estimator: PrivateEstimator, release: Release) -> None:
 
 def require_matrix(request: ReleaseRequest, columns: int) -> None:
     """Refuse a request whose release would give no matrix with a known noise distribution, before it is charged."""
-    noise = None if releases_subspace(request) else request.with_placeholders.calibrated(columns).noise
+    noise = None if releases_subspace(request) else planned(without_choices(request), Dimensions(columns)).moment.noise
     require_noise_distribution(request.mechanism, noise)
 
 

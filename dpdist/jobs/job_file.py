@@ -26,6 +26,7 @@ from dpdist.core.options import ClusterOptions, ReleaseOptions, RequestOptions
 from dpdist.core.paths import AnyPath, is_address, local, read_plain
 from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.release.parse import LARGEST_FILE, clip_from, public_numbers, request_from
+from dpdist.core.release.plan import Dimensions, with_norm_of
 from dpdist.core.release.request import ReleaseRequest, share_from
 from dpdist.core.release.series import BAND, Toeplitz, Tree, banded, levels_for, square_root
 from dpdist.core.rows.bounding import RowBound
@@ -126,7 +127,7 @@ def _of_periods(job: Job) -> Job:
     """Return the job with the clip norm of its schema: the grid of all periods follows from public numbers."""
     schema, max_rows = job.choices.schema, 1 if job.unit is None else job.unit.max_rows
     width = 2 if schema is None else len(schema.features)
-    return replace(job, request=job.request.on_grid(width, None, max_rows).by_schema(schema))
+    return replace(job, request=with_norm_of(schema, job.request, Dimensions(width, unit_rows=max_rows)))
 
 
 @dataclass(frozen=True)

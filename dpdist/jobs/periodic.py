@@ -44,6 +44,7 @@ from dpdist.core.privacy import checks
 from dpdist.core.privacy.parallel import Charge
 from dpdist.core.progress import steps
 from dpdist.core.release import advice
+from dpdist.core.release.plan import plan_of, proved
 from dpdist.core.release.series import Toeplitz
 from dpdist.core.rows.periods import Span
 from dpdist.core.rows.persons import read_excluded
@@ -180,7 +181,7 @@ def _release(
     for number, (node, target) in enumerate(nodes):
         span = series.span(node)
         request = series.request_for(node, span)
-        release_id = request.release_id(span)
+        release_id = plan_of(request, span).release_id(span)
         _require_same_job(target, release_id)
         record = series.ledger.record(release_id)
         if number and target.exists() and record is not None and record.state is State.PUBLISHED:
@@ -201,8 +202,8 @@ def _choose_scale(series: Series, cluster: Cluster, say: Callable[[str], None]) 
         return
     if chosen.state() in {None, State.ABORTED}:
         chosen.require_seen()
-        guarantee = chosen.request.parts(chosen.table).guarantee
-        accounts = series.ledger.accounts(chosen.request.guarantee(chosen.table))
+        guarantee = proved(chosen.plan.guarantee)
+        accounts = series.ledger.accounts(chosen.guarantee)
         if accounts is not None and not accounts.holds(Charge(guarantee, tuple(chosen.table.seals))):
             raise RefusedError(
                 f"The scale and the releases of all periods together cost each row {guarantee.loss}. The budget is "
@@ -210,7 +211,7 @@ def _choose_scale(series: Series, cluster: Cluster, say: Callable[[str], None]) 
                 f"{accounts.left(chosen.table.seals)}. Nothing was charged or drawn. Reduce {parameter('epsilon')}."
             )
     if draw_alone(chosen, cluster, "Counting columns"):
-        share = chosen.request.parts(chosen.table).share_message
+        share = chosen.plan.share_message
         say(
             f"{chosen.release_id}: the centre and scale of each column for all periods were chosen privately from the "
             f"rows of {', '.join(chosen.table.seals)}, which are charged {share} for it. "
@@ -228,7 +229,7 @@ def _require_unchanged(series: Series) -> None:
             if series.first_scale is not None and series.first_scale.state() not in _DRAWN:
                 raise _other_parameters(target)
             span = series.span(node)
-            _require_same_job(target, series.request_for(node, span).release_id(span))
+            _require_same_job(target, plan_of(series.request_for(node, span), span).release_id(span))
             return
 
 
@@ -251,7 +252,7 @@ def _require_series_budget(series: Series, release_id: str, span: Span) -> None:
     record = series.ledger.record(release_id)
     if not isinstance(series.plan, Toeplitz) or (record is not None and record.state is not State.ABORTED):
         return
-    guarantee = series.request.guarantee(span)
+    guarantee = plan_of(series.request, span).guarantee
     accounts = None if guarantee is None else series.ledger.accounts(guarantee)
     if guarantee is None or accounts is None:
         return  # the charge reports why

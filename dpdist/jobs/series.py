@@ -17,7 +17,8 @@ from dpdist.core.paths import local
 from dpdist.core.pipeline import budget
 from dpdist.core.privacy import accounting
 from dpdist.core.privacy.guarantee import Guarantee, PrivacyLoss
-from dpdist.core.release.first_scale import FirstScale, FirstScaleRequest
+from dpdist.core.release.first_scale import FirstScale
+from dpdist.core.release.plan import Dimensions, plan_of, planned, without_choices
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.release.series import Node, PeriodSum, Toeplitz, Tree
 from dpdist.core.rows.periods import PeriodicTable, Span, counted_rows
@@ -44,7 +45,7 @@ class Series:
         """The request of the first release; the others share its grid, as they are added up."""
         (leaf,) = self.plan.released(1)
         request, first = replace(self._shared, loss=self._loss_of(leaf)), self.span(leaf)
-        return replace(request, grid_bits=request.of_table(first).grid_bits)
+        return replace(request, grid_bits=plan_of(request, first).bound.grid_bits)
 
     def request_for(self, node: Node | PeriodSum, span: Span) -> ReleaseRequest:
         """Return the request for a node."""
@@ -60,7 +61,7 @@ class Series:
             return None
         ((period, seal), *_) = self.ledger.periods.items()
         first = self.table.span({period: seal}, 0)
-        return FirstScale(FirstScaleRequest(self.job.request), first, self.ledger_address)
+        return FirstScale(self.job.request, first, self.ledger_address)
 
     @cached_property
     def _shared(self) -> ReleaseRequest:
@@ -128,7 +129,7 @@ def share_of(
             f"Releases of {request.mechanism} cannot be added up over periods. Use a mechanism that adds noise to the "
             "moment: gaussian or two-sided-wishart."
         )
-    guarantee = request.calibrated(columns).guarantee
+    guarantee = planned(without_choices(request), Dimensions(columns)).guarantee
     gaussian = guarantee is not None and guarantee.mu_squared is not None
     shares = plan.shares
     if isinstance(plan, Tree) and isinstance(node, Node):

@@ -25,8 +25,17 @@ from dpdist.core.privacy.accounting import Left, caps_for
 from dpdist.core.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.core.privacy.parallel import Charge, PeriodFilters
 from dpdist.core.release.advice import choice_refused
-from dpdist.core.release.first_scale import shared
-from dpdist.core.release.request import Parts, auto_clip
+from dpdist.core.release.first_scale import plan_of_series
+from dpdist.core.release.plan import (
+    Dimensions,
+    Plan,
+    auto_clip,
+    plan_of,
+    planned,
+    proved,
+    with_norm_of,
+    without_choices,
+)
 from dpdist.core.release.series import Toeplitz
 from dpdist.core.release.trusted import stands_at
 from dpdist.core.rows.dataset import RowsTable
@@ -64,7 +73,7 @@ class Preview:
     charged: int  # number of earlier releases
     left: Left | None  # of the whole table
     fits: bool  # in the budget
-    parts: Parts | None = None  # if a release chooses something first
+    choosing: Plan | None = None  # of a release that chooses something first
     refused: str | None = None  # the reason, although it fits
     unit: Unit | None = None
     totals: tuple[TotalReads, ...] = ()  # of this run, and the largest planned
@@ -72,7 +81,8 @@ class Preview:
 
     def to_json(self) -> dict[str, object]:
         """Return JSON values."""
-        optional = {"parts": self.parts, "refused": self.refused, "unit": self.unit, "person": self.person}
+        parts = None if self.choosing is None else self.choosing.parts_json()
+        optional = {"parts": parts, "refused": self.refused, "unit": self.unit, "person": self.person}
         return {
             "releases": [
                 {
@@ -179,14 +189,14 @@ class _NextRun:
         return self.job.unit.max_rows if self.job.unit else 1
 
     @cached_property
-    def parts(self) -> Parts | None:
-        """The parts of a release that chooses its clip norm or scale first, or None."""
+    def choosing(self) -> Plan | None:
+        """The plan of a release that chooses its clip norm or scale first, or None."""
         request = self.job.request
+        if not request.chooses:
+            return None
         if self.table is not None:
-            request = request.of_table(self.table)
-        elif request.scale == "private":
-            request = shared(request)
-        return request.parts(self.columns, self.max_rows)
+            return plan_of(request, self.table)
+        return plan_of_series(request, self.columns, self.max_rows)
 
     def releases(self) -> list[tuple[str, Charge]]:
         """Return the planned charges, each with its periods, except for the scale of periods."""
@@ -200,7 +210,8 @@ class _NextRun:
             if self.record is not None and self.record.state is not State.ABORTED:
                 return []
             _require_small_delta(job, table.rows)
-        return [("the whole table", Charge(_require_private(job.request.proved(self.columns, self.max_rows))))]
+        plan = planned(job.request, Dimensions(self.columns, changed_rows=self.max_rows))
+        return [("the whole table", Charge(_require_private(plan.guarantee)))]
 
     def _of_periods(self) -> list[tuple[str, Charge]]:
         job, periods = self.job, self.periods
@@ -209,7 +220,8 @@ class _NextRun:
         if len(periods) > len(self.closed):
             _require_small_delta(job, open_periods(job.rows).count(self.closed) if self.closed else 1)
         known_spans = {(record.periods, record.weights) for record in self.charged if not _of_scale(record)}
-        period_request = job.request if self.parts is None else self.parts.moment
+        loss = job.request.loss if self.choosing is None else self.choosing.loss
+        period_request = replace(without_choices(job.request), loss=loss)
         charges = []
         for count in range(1, self.released + 1):
             for node in job.plan.released(count):
@@ -218,7 +230,7 @@ class _NextRun:
                     continue
                 request = replace(period_request, loss=share_of(period_request, self.columns, job.plan, node, job.unit))
                 changed = counted_rows(job.unit, len(names), weighted=bool(node.weights)) * max(node.weights, default=1)
-                guarantee = _require_private(request.calibrated(self.columns, changed).guarantee)
+                guarantee = _require_private(planned(request, Dimensions(self.columns, changed_rows=changed)).guarantee)
                 charges.append((node.label(periods), Charge(guarantee, names, node.weights)))
         return charges
 
@@ -230,9 +242,9 @@ class _NextRun:
 
     def scale(self) -> list[tuple[str, Charge]]:
         """Return the planned charge to the first period for the scale of all periods."""
-        if not self.job.periodic or not self.periods or self.parts is None:
+        if not self.job.periodic or not self.periods or self.choosing is None:
             return []
-        choice = self.parts.choice
+        choice = proved(self.choosing.choice)
         if any(_of_scale(record) and record.charge.guarantee.loss == choice.loss for record in self.charged):
             return []
         return [(f"the scale, of {self.periods[0]}", Charge(choice, (self.periods[0],)))]
@@ -244,7 +256,8 @@ def _of_scale(record: Record) -> bool:
 
 def _release_id(job: Job) -> str:
     """Return the id of the release of existing rows."""
-    return job.request.release_id(open_rows(job.rows))
+    table = open_rows(job.rows)
+    return plan_of(job.request, table).release_id(table)
 
 
 def _require_paths(job: Job) -> None:
@@ -305,7 +318,7 @@ def preview(job: Job) -> Preview:
     parts = refused = person = None
     totals: tuple[TotalReads, ...] = ()
     if plan and not job.periodic:
-        parts, table = run.parts, run.table
+        parts, table = run.choosing, run.table
         if table is not None:  # otherwise the number of rows is unknown
             refused = choice_refused(job.request, table.columns, table.rows, table.max_rows)
     if len(run.periods) > run.released:
@@ -325,14 +338,15 @@ def _person_noise(job: Job, columns: int | None, charges: list[Charge]) -> Perso
         rows = counted_rows(job.unit, read, weighted=bool(weights))
         counted.add(rows)
         if columns is not None:
-            request = replace(job.request.with_placeholders, loss=loss)
+            request = replace(without_choices(job.request), loss=loss)
             if job.request.clip_norm == "auto":
                 request = replace(request, clip_norm=auto_clip(columns))
             elif job.request.clip_norm == "schema":
-                request = request.on_grid(columns).by_schema(job.choices.schema)
-            variance = request.calibrated(columns, rows * max(weights, default=1)).noise.variance_off_diagonal
+                request = with_norm_of(job.choices.schema, request, Dimensions(columns))
+            planned_release = planned(request, Dimensions(columns, changed_rows=rows * max(weights, default=1)))
+            variance = planned_release.moment.noise.variance_off_diagonal
             if variance is not None:
-                deviations.append(variance**0.5 * request.bound(columns).unit ** 2)
+                deviations.append(variance**0.5 * planned_release.bound.unit**2)
     return PersonNoise((min(counted), max(counted)), max(deviations, default=None))
 
 

@@ -24,8 +24,8 @@ def preview_message(preview: Preview) -> str:
         if preview.person.deviation is not None:
             text += f": in each release, an off-diagonal entry has standard deviation {preview.person.deviation:.3g}"
         lines.append(f"{text}.")
-    if preview.parts is not None:
-        lines.append(f"The private choice at the start of the release uses {preview.parts.share_message}.")
+    if preview.choosing is not None:
+        lines.append(f"The private choice at the start of the release uses {preview.choosing.share_message}.")
     if preview.totals:
         total, largest = preview.totals
         text = f"The total of {counted(total.periods, 'period')} opens {_opens(total)}"

@@ -17,7 +17,9 @@ from dpdist.core.paths import local
 from dpdist.core.privacy import checks
 from dpdist.core.release.artefact import Release, open_release
 from dpdist.core.release.combine import combined, estimated, last_periods, next_total, write_sum
+from dpdist.core.release.plan import bound_of, proved
 from dpdist.core.release.series import Node, PeriodSum, Toeplitz, Tree, total_of, variance_factor
+from dpdist.core.rows.bounding import RowBound
 from dpdist.core.storage.atomic import make_public_folder
 from dpdist.core.text import counted
 from dpdist.jobs.job_file import Job
@@ -73,7 +75,7 @@ def total_reads(job: Job, columns: int | None, count: int) -> TotalReads:
     """Return the files opened for the total of ``count`` periods."""
     releases, size = opened(job.plan, count, job.window), None
     if columns is not None:
-        width = job.request.with_placeholders.bound(columns).width
+        width = bound_of(job.request, columns, RowBound.grid_bits).width
         size = releases * _ENTRY_BYTES * width**2
     return TotalReads(count, releases, size)
 
@@ -110,7 +112,7 @@ def conclude(series: Series, periods: Sequence[str], say: Callable[[str], None])
     released = open_release(total)
     guarantee = f"{released.guarantee_words()}{scope}"
     if series.first_scale is not None:
-        loss = series.first_scale.request.parts(series.first_scale.table).guarantee.loss
+        loss = proved(series.first_scale.plan.guarantee).loss
         guarantee += f"; with the choice of the scale, charged to rows of {periods[0]}, {loss}"
     say(
         f"{total}: the total of {counted(len(periods), 'period')}, {guarantee}. This file is public."

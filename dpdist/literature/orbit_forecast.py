@@ -24,6 +24,7 @@ import numpy.typing as npt
 from dpdist.core.errors import UsageError
 from dpdist.core.naming import parameter
 from dpdist.core.privacy.guarantee import Neighbours
+from dpdist.core.release.plan import Dimensions, planned, require_known_norm
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.literature.orbit import CalibratedLowRankOrbit, CalibratedOrbit
 
@@ -192,6 +193,7 @@ class OrbitForecast:
     """Bounds on the error of a release, Frobenius norm per row, in squared units of the rows."""
 
     request: ReleaseRequest
+    clip_norm: float
     columns: int
     rows: int
     upper: float  # exceeded with probability at most 0.05 (theorem 2.2, or 2.3 for `orbit-lowrank`)
@@ -212,7 +214,7 @@ class OrbitForecast:
             "mechanism": self.request.mechanism,
             "epsilon": self.request.loss.epsilon,
             "neighbours": self.request.neighbours.value,
-            "clip_norm": self.request.clip_norm,
+            "clip_norm": self.clip_norm,
             "d": self.columns,
             "n": self.rows,
             "error_upper_bound": self.upper,
@@ -234,8 +236,9 @@ def forecast_orbit(request: ReleaseRequest, columns: int, rows: int, spectrum: S
             f"The forecast of {request.mechanism} needs a public clip norm and scale: pass {parameter('clip', 'C')} "
             "only."
         )
-    request = request.on_grid(columns, rows if request.neighbours is Neighbours.REPLACE_ONE else None)
-    bound = request.bound(columns)
+    require_known_norm(request)
+    plan = planned(request, Dimensions(columns, rows if request.neighbours is Neighbours.REPLACE_ONE else None))
+    bound = plan.bound
     largest = bound.clip_norm**2
     guessed = np.array(spectrum, dtype=np.float64)
     if (
@@ -251,7 +254,7 @@ def forecast_orbit(request: ReleaseRequest, columns: int, rows: int, spectrum: S
         )
     levels = np.zeros(columns)
     levels[: guessed.size] = rows * guessed / largest  # in squared clip norms, as in the bounds
-    calibrated, unit = request.calibrated(columns), bound.unit**2 / largest
+    calibrated, unit = plan.moment, bound.unit**2 / largest
     epsilon = request.loss.epsilon
     # exchanging one row removes one and adds one
     epsilon *= 1 if request.neighbours is Neighbours.REPLACE_ONE else 2
@@ -279,4 +282,4 @@ def forecast_orbit(request: ReleaseRequest, columns: int, rows: int, spectrum: S
         raise UsageError(f"{request.mechanism} does not sample from an orbit. Use orbit or orbit-lowrank.")
     errors = (upper, first_order, lower_bound(levels, goal, epsilon), np.linalg.norm(levels))
     upper, first_order, least, zero = (float(value) * largest / rows for value in errors)
-    return OrbitForecast(request, columns, rows, upper, first_order, least, zero, **of_components)
+    return OrbitForecast(request, bound.clip_norm, columns, rows, upper, first_order, least, zero, **of_components)

@@ -103,7 +103,7 @@ def draw_forecast(result: Forecast, path: AnyPath) -> None:
         axes.annotate(f" n = {result.rows}", (result.rows, 0.01), fontsize=8)
         axes.axhline(GOOD, color="tab:gray", lw=0.6, ls="--")
         axes.set(xscale="log", xlabel="rows", ylabel="expected squared cosine with the exact one", ylim=(0, 1))
-        axes.set_title(f"{result.request.mechanism}, {result.request.loss}, {result.columns} columns", fontsize=10)
+        axes.set_title(f"{result.request.mechanism}, {result.plan.loss}, {result.columns} columns", fontsize=10)
         if len(expected) <= 10:
             axes.legend(frameon=False, fontsize=8)
 

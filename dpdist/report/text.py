@@ -19,8 +19,10 @@ from dpdist.core.mechanisms.info import MechanismInfo, Output
 from dpdist.core.moment.cost import INGEST, ClusterCost
 from dpdist.core.naming import parameter, step
 from dpdist.core.privacy.checks import cautions_message
+from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.release.artefact import Release
-from dpdist.core.release.request import Parts, ReleaseRequest
+from dpdist.core.release.plan import Plan, proved
+from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.text import AMOUNTS, counted, listed, wrapped
 from dpdist.literature.orbit_forecast import FAILURE, OrbitForecast
 
@@ -227,12 +229,12 @@ def between(ends: npt.NDArray[np.float64]) -> str:
 
 def forecast(result: Forecast) -> str:
     """Return a forecast as text: noise, components, and a comparison of mechanisms."""
-    request, rounding = result.request, []
+    rounding = []
     if result.rounding is not None and result.rounding_share is not None:
-        share = f"{100 * result.rounding_share:.2g} % of the noise, grid bits {request.grid_bits}"
+        share = f"{100 * result.rounding_share:.2g} % of the noise, grid bits {result.plan.bound.grid_bits}"
         rounding = [f"  error of rounding   {result.rounding:.4g} at most ({share})"]
     lines = [
-        wrapped(_heading(request, result.rows, result.columns) + _person_text(result.person)),
+        wrapped(_heading(result.request, result.plan.loss, result.rows, result.columns) + _person_text(result.person)),
         f"Per row, in squared units of the rows (the squared clip norm is {result.largest:g}):",
         f"  noise on an entry   {result.error:.4g} (standard deviation)",
         f"  edge of the noise   {result.edge:.4g} (confidence {CONFIDENCE})",
@@ -295,7 +297,7 @@ def _person_text(person: Person) -> str:
 def orbit_forecast(result: OrbitForecast) -> str:
     """Return the error bounds of an answer on an orbit as text."""
     lines = [
-        wrapped(_heading(result.request, result.rows, result.columns)),
+        wrapped(_heading(result.request, result.request.loss, result.rows, result.columns)),
         *_subspace_lines(result),
         "Error of the matrix per row, Frobenius norm, in squared units of the rows:",
         f"  at most             {result.upper:.4g} (confidence {1 - FAILURE:g})",
@@ -322,8 +324,8 @@ def _subspace_lines(result: OrbitForecast) -> list[str]:
     ]
 
 
-def _heading(request: ReleaseRequest, rows: int, columns: int) -> str:
-    return f"{request.mechanism}, {request.loss} under {request.neighbours}, n = {rows}, d = {columns}."
+def _heading(request: ReleaseRequest, loss: PrivacyLoss, rows: int, columns: int) -> str:
+    return f"{request.mechanism}, {loss} under {request.neighbours}, n = {rows}, d = {columns}."
 
 
 def _trade_lines(result: Forecast) -> list[str]:
@@ -346,16 +348,17 @@ def _trade_lines(result: Forecast) -> list[str]:
     return ["", *aligned(rows), wrapped(legend)]
 
 
-def parts(result: Parts, request: ReleaseRequest) -> str:
+def parts(plan: Plan) -> str:
     """Return the costs of the parts of a release that chooses its clip norm or scale."""
+    request = plan.request
     columns = "centre and scale of each column, by a private histogram of it"
     norms = "its clip norm, by a private histogram of the norms"
     chosen = ", and then ".join(columns if choice == "scale" else norms for choice in request.chooses)
     units = "in units of the clip norm" if "clip norm" in request.chooses else "in scaled units"
     return wrapped(
-        f"The release first chooses {chosen}: {result.share_message}. The figures describe the subsequent moment, at "
-        f"{result.moment.loss}, {units}. {'Both' if len(request.chooses) == 1 else 'All'} together cost "
-        f"{result.guarantee.loss}."
+        f"The release first chooses {chosen}: {plan.share_message}. The figures describe the subsequent moment, at "
+        f"{plan.loss}, {units}. {'Both' if len(request.chooses) == 1 else 'All'} together cost "
+        f"{proved(plan.guarantee).loss}."
     )
 
 

@@ -18,6 +18,7 @@ from dpdist import PrivacyLoss, ReleaseRequest
 from dpdist.answers.eigen import top_eigenpairs
 from dpdist.core.noise.entropy import SYSTEM
 from dpdist.core.noise.floats import haar
+from dpdist.core.release.plan import Dimensions, planned
 from papers.chanyaswad.regression import COARSE, REFERENCES, SKETCH, loss_of, text_of
 from papers.common.answers import (
     PublicMoment,
@@ -130,7 +131,7 @@ def _estimate(method: str, moment: PublicMoment, informative: int) -> Floats:
         request = request_for("amin", text_of(loss_of(moment.rows)), moment.bound, {"components": size})
     else:
         request = request_of(method, moment, informative)
-    shift = request.calibrated(size).noise.mean_diagonal * moment.bound.unit**2
+    shift = planned(request, Dimensions(size)).moment.noise.mean_diagonal * moment.bound.unit**2
     found: Floats = (private_moment(request, moment) - shift * np.eye(size)) / moment.rows
     return found
 
@@ -179,7 +180,7 @@ def _facts(rows: Floats, methods: list[str], informative: int) -> Json:
         moment = _moment(rows, method)
         per_row = moment.bound.unit**2 / moment.rows
         request = request_of(method, moment, informative)
-        calibrated = request.calibrated(moment.bound.width)
+        calibrated = planned(request, Dimensions(moment.bound.width)).moment
         noise, guarantee = calibrated.noise, calibrated.guarantee
         stated: Json = {"mechanism": request.mechanism, "private as claimed": not request.for_reproduction}
         if "variance_off_diagonal" in noise:

@@ -14,6 +14,7 @@ import numpy as np
 
 from dpdist import PrivacyLoss
 from dpdist.core.privacy.guarantee import ATTO, MICRO
+from dpdist.core.release.plan import Dimensions, planned
 from papers.chanyaswad.identity import METHODS as IDENTITY
 from papers.chanyaswad.identity import IdentityQuery, theorem_2
 from papers.common.answers import moment_of, private_moment, request_for
@@ -94,7 +95,7 @@ def _gram(method: str, train: Floats) -> tuple[Floats, float]:
     moment = moment_of(augmented, math.sqrt(size), COARSE if method == "JL transform" else 16)
     mechanism, rule = _MOMENTS[method]
     request = request_for(mechanism, text_of(loss), moment.bound, {"sketch": SKETCH, "ridge": rule})
-    noise = request.calibrated(size).noise
+    noise = planned(request, Dimensions(size)).moment.noise
     unit = moment.bound.unit**2
     shift = noise.mean_diagonal * unit
     edge = 2 * math.sqrt(noise.get("variance_off_diagonal", 0.0) * size) * unit

@@ -22,6 +22,7 @@ from dpdist.core.mechanisms.registry import mechanism_named
 from dpdist.core.moment.gram import gram_sum
 from dpdist.core.moment.operator import MomentMatrix
 from dpdist.core.noise.entropy import SYSTEM
+from dpdist.core.release.plan import Dimensions, planned
 from dpdist.core.rows.dither import DitherKey, Dithers
 from dpdist.core.triangle import Band, Triangle, unpacked
 
@@ -121,7 +122,7 @@ def request_for(
     }
     request = ReleaseRequest(**common)
     try:
-        request.calibrated(bound.columns)
+        planned(request, Dimensions(bound.columns))
     except RefusedError:
         request = ReleaseRequest(**common, for_reproduction=True)
     return request
@@ -130,7 +131,9 @@ def request_for(
 def answer(request: ReleaseRequest, moment: PublicMoment) -> Answer:
     """Draw one answer, in lattice units: a packed triangle, or (k, d) components."""
     width = moment.bound.width
-    return request.calibrated(moment.bound.columns).answer(MomentMatrix(moment.triangle, width), SYSTEM)
+    return planned(request, Dimensions(moment.bound.columns)).moment.answer(
+        MomentMatrix(moment.triangle, width), SYSTEM
+    )
 
 
 def private_moment(request: ReleaseRequest, moment: PublicMoment) -> Floats:

@@ -14,6 +14,7 @@ from dpdist.core.noise.entropy import SYSTEM
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.core.release.artefact import Release
 from dpdist.core.release.attributes import Coverage
+from dpdist.core.release.plan import Dimensions, planned
 from dpdist.core.release.request import Centring, ReleaseRequest
 from dpdist.core.rows.bounding import RowBound
 from dpdist.core.rows.dither import DitherKey, Dithers
@@ -90,7 +91,10 @@ def drawn(
     asked = ReleaseRequest(
         mechanism, PrivacyLoss.parse(epsilon, delta), clip, neighbours, centring=centring, **{"grid_bits": 16} | request
     )
-    bound, calibrated = asked.bound(rows.shape[1]), asked.calibrated(rows.shape[1])
+    bound, calibrated = (
+        planned(asked, Dimensions(rows.shape[1])).bound,
+        planned(asked, Dimensions(rows.shape[1])).moment,
+    )
     bounded = bound.apply(rows, np.empty((len(rows), bound.width)), Dithers(DitherKey(bytes(32)), 0))
     lattice = np.rint(bounded.T @ bounded).astype(np.int64)
     called = tuple(names) if names else tuple(f"c{i}" for i in range(rows.shape[1]))

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from dpdist import RowBound, cli
+from dpdist.core.release.plan import Dimensions, planned
 from dpdist.core.triangle import Triangle
 from papers.common import pictures, runs
 from papers.common.answers import PublicMoment, private_moment, request_for
@@ -57,7 +58,7 @@ def measured(cell: Json, _: Any) -> Json:
     empty: Triangle = np.zeros(cell["d"] * (cell["d"] + 1) // 2, dtype=np.int64)
     request = request_for(cell["mechanism"], (EPSILON, DELTA), bound, {})
     noise = private_moment(request, PublicMoment(empty, bound, 0))
-    mean = request.calibrated(cell["d"]).noise.mean_diagonal * bound.unit**2
+    mean = planned(request, Dimensions(cell["d"])).moment.noise.mean_diagonal * bound.unit**2
     values = np.linalg.eigvalsh(noise)
     return {"norm": float(np.abs(values).max()), "norm about the mean": float(np.abs(values - mean).max())}
 

@@ -23,6 +23,7 @@ from dpdist import RowBound, cli
 from dpdist.answers.eigen import top_eigenpairs
 from dpdist.core.mechanisms.base import Additive
 from dpdist.core.noise.entropy import SYSTEM
+from dpdist.core.release.plan import Dimensions, planned
 from dpdist.core.triangle import rounded, unpacked
 from papers.common import pictures, runs
 from papers.common.answers import PublicMoment, private_components, request_for
@@ -116,7 +117,7 @@ def complexity(cell: Json, _: Any) -> Json:
 
     if cell["mechanism"] == "ppca":
         return {"rows": [least(answered)]}
-    drawn = cast("Additive", request.calibrated(d)).draws(cell["draws"], SYSTEM)
+    drawn = cast("Additive", planned(request, Dimensions(d)).moment).draws(cell["draws"], SYSTEM)
     return {"rows": [enough(unpacked(triangle, d).astype(np.float64) * bound.unit**2) for triangle in drawn]}
 
 

@@ -24,6 +24,7 @@ from dpdist import RowBound, UsageError, cli
 from dpdist.answers.eigen import top_eigenpairs
 from dpdist.core.noise.entropy import SYSTEM
 from dpdist.core.noise.floats import exponentials
+from dpdist.core.release.plan import Dimensions, planned
 from dpdist.core.triangle import packed
 from dpdist.literature import orbit_forecast as orbit
 from dpdist.literature.orbit import CalibratedLowRankOrbit, CalibratedOrbit
@@ -113,7 +114,9 @@ def constants(matrix: Matrix, mechanism: str, epsilon: str) -> tuple[float, floa
         If it is neither algorithm.
     """
     found = moment(matrix.levels())
-    calibrated = request_for(mechanism, (epsilon, "0"), found.bound, options_of(matrix)).calibrated(matrix.size)
+    calibrated = planned(
+        request_for(mechanism, (epsilon, "0"), found.bound, options_of(matrix)), Dimensions(matrix.size)
+    ).moment
     unit = found.bound.unit**2
     if isinstance(calibrated, CalibratedOrbit):
         return calibrated.rate / unit, 0.0

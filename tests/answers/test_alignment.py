@@ -18,6 +18,7 @@ from dpdist.core.errors import BelowNoiseError, UsageError
 from dpdist.core.moment import total
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.core.release.artefact import Release
+from dpdist.core.release.plan import Dimensions, planned
 from dpdist.core.release.request import Centring, ReleaseRequest
 from dpdist.core.rows.dither import DitherKey, Dithers
 from dpdist.report import text
@@ -33,7 +34,7 @@ EXACT = (BASIS.T * (N * C**2 * SHARES)) @ BASIS
 
 def released(mechanism: str = "gaussian", epsilon: str = "1", delta: str = "1e-6", **options: object) -> Release:
     request = ReleaseRequest(mechanism, PrivacyLoss.parse(epsilon, delta), C, options=options)
-    return drawn_over(request, np.rint(EXACT / request.bound(D).unit ** 2).astype(np.int64), D, N)
+    return drawn_over(request, np.rint(EXACT / planned(request, Dimensions(D)).bound.unit ** 2).astype(np.int64), D, N)
 
 
 @pytest.mark.parametrize(("mechanism", "delta"), [("wishart", "1e-6"), ("two-sided-wishart", "0")])
@@ -75,7 +76,12 @@ def test_a_release_that_is_only_multiplied_has_the_same_components() -> None:
     size, count = 300, 12
     request = ReleaseRequest("gaussian", PrivacyLoss.parse("400", "1e-6"), C)
     strengths = N * C**2 / size * np.concatenate([np.linspace(1, 0.3, count), np.zeros(size - count)])
-    release = drawn_over(request, np.rint(np.diag(strengths) / request.bound(size).unit ** 2).astype(np.int64), size, N)
+    release = drawn_over(
+        request,
+        np.rint(np.diag(strengths) / planned(request, Dimensions(size)).bound.unit ** 2).astype(np.int64),
+        size,
+        N,
+    )
     matrix = release.lattice * release.bound.unit**2  # as it is stored
     found, expected = components_above_noise(release, lambda vectors: matrix @ vectors), components_above_noise(release)
     assert len(found.components) == len(expected.components) >= count
@@ -97,7 +103,9 @@ def test_rounding_on_a_coarse_grid_turns_a_component_no_further_than_is_stated(m
     def misses() -> int:
         missed = 0
         for _ in range(40):
-            z = request.bound(D).apply(rows, np.empty(rows.shape), Dithers(DitherKey(total.draw_key()), 0))
+            z = planned(request, Dimensions(D)).bound.apply(
+                rows, np.empty(rows.shape), Dithers(DitherKey(total.draw_key()), 0)
+            )
             release = drawn_over(request, (z.T @ z).astype(np.int64), D, len(rows))
             found = components(release, 1)
             ((low, high),) = require_alignment(release, found).cosine_intervals
@@ -116,7 +124,7 @@ def test_the_noise_of_a_large_private_mean_is_no_component(
     """All rows are equal, with the clip norm. The top eigenvalue is about .6 of the edge."""
     d, rows = 30, 200_000
     request = ReleaseRequest("gaussian", PrivacyLoss.parse("1", "1e-6"), C, neighbours, centring=Centring.PRIVATE)
-    bound = request.bound(d)
+    bound = planned(request, Dimensions(d)).bound
     row = np.array([*[int(2.0**bound.grid_bits / d**0.5)] * d, bound.constant])
     exact = np.outer(row, row) * rows + np.diag([rows // 4] * d + [0])  # as rounding leaves it
     without, counts = 0, []

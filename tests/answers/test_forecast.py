@@ -19,6 +19,7 @@ from dpdist.core.noise.entropy import SYSTEM
 from dpdist.core.pipeline.budget import create_ledger, default_ledger
 from dpdist.core.pipeline.release import release_rows
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.core.release.plan import Dimensions, planned
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.rows.periods import counted_rows
 from dpdist.core.rows.units import Unit
@@ -47,7 +48,7 @@ def test_releases_show_what_was_forecast(mechanism: str, delta: str) -> None:
     rows = 4000
     asked = request(mechanism, delta=delta)
     found = forecast_release(asked, D, rows, SPECTRUM)
-    calibrated, unit = asked.calibrated(D), asked.bound(D).unit ** 2
+    calibrated, unit = planned(asked, Dimensions(D)).moment, planned(asked, Dimensions(D)).bound.unit ** 2
     exact = np.rint(np.diag([*SPECTRUM, *[0] * (D - 4)]) * rows / unit).astype(np.int64)
     cosines, entries, seen = [], [], []
     for _ in range(20):
@@ -70,8 +71,8 @@ def test_a_privacy_unit_is_forecast_as_it_is_released(rows: int, periods: int | 
     found, alone = forecast_release(request(), D, 4000, max_rows=rows, max_periods=periods), request()
     unit = Unit("person", rows, max_periods=periods)
     assert periods is None or (counted, most) == (counted_rows(unit, 1), counted_rows(unit, 365))
-    deviation = found.request.calibrated(D, counted).noise["variance_off_diagonal"] ** 0.5
-    assert found.error == deviation * found.request.bound(D).unit ** 2 / 4000
+    plan = planned(replace(found.request, grid_bits=found.plan.bound.grid_bits), Dimensions(D, changed_rows=counted))
+    assert found.error == plan.moment.noise["variance_off_diagonal"] ** 0.5 * plan.bound.unit**2 / 4000
     assert found.error == pytest.approx(counted * forecast_release(alone, D, 4000).error, rel=1e-3)
     alternatives = dict(found.alternatives)
     assert alternatives["gaussian"] == pytest.approx(found.threshold)
@@ -228,14 +229,14 @@ def test_one_component_of_bingham_captures_more_below_the_gap_that_is_told_and_l
     for guess in ([30.0, 25.0], [30.0]):  # two that stand out, or one that is seen anyway
         assert "bingham" not in text.forecast(forecast_release(asked, d, rows, guess))
     bingham = replace(asked, mechanism="bingham", options={"components": 1})
-    bound = asked.bound(d)
+    bound = planned(asked, Dimensions(d)).bound
 
     def captured(chosen: ReleaseRequest, factor: float) -> float:
         values = np.full(d, 1.0)
         values[0] += factor * gap * rows
         moment, calibrated = (
             KnownMoment(np.rint(np.diag(values) / bound.unit**2).astype(np.int64)),
-            chosen.calibrated(d),
+            planned(chosen, Dimensions(d)).moment,
         )
         cosines = []
         for _ in range(150):

@@ -17,6 +17,7 @@ from dpdist import PrivacyLoss, ReleaseRequest
 from dpdist.core.mechanisms.gaussian import CalibratedGaussian
 from dpdist.core.noise.entropy import SYSTEM
 from dpdist.core.noise.lattice import rounded_normal
+from dpdist.core.release.plan import Dimensions, planned
 from dpdist.core.release.series import Toeplitz, Tree, banded, levels_for, square_root
 from dpdist.core.rows.periods import counted_rows
 from dpdist.core.rows.units import Unit
@@ -48,14 +49,14 @@ class Audited:
 
 def audited(plan: Tree | Toeplitz, unit: Unit | None, draws: int, error: float) -> Audited:
     asked = ReleaseRequest("gaussian", LOSS, 1.0, grid_bits=10)
-    bound = asked.bound(2).norm_bound
+    bound = planned(asked, Dimensions(2)).bound.norm_bound
     added, scales = [], []
     for count in range(1, NIGHTS + 1):
         for node in plan.released(count):
             request = ReleaseRequest("gaussian", share_of(asked, 2, plan, node, unit), 1.0, grid_bits=10)
             weights = node.weights or (1,) * (node.stop - node.start)
             rows = counted_rows(unit, len(weights), weighted=bool(node.weights)) * max(node.weights, default=1)
-            found = request.calibrated(2, rows)
+            found = planned(request, Dimensions(2, changed_rows=rows)).moment
             if not isinstance(found, CalibratedGaussian):
                 raise TypeError(found)
             scales.append(found.sigma_diagonal)
@@ -69,7 +70,7 @@ def audited(plan: Tree | Toeplitz, unit: Unit | None, draws: int, error: float) 
     # one row for an orthogonal one changes two entries of the diagonal by the bound, in opposite directions
     shift = np.array(added)[:, list(worst)].sum(axis=1)[:, None] * np.array([bound, -bound]) / scale[:, None]
     mu = float(np.sqrt((shift**2).sum()))
-    whole = asked.calibrated(2).guarantee
+    whole = planned(asked, Dimensions(2)).moment.guarantee
     if whole is None or whole.mu_squared is None:
         raise AssertionError("a Gaussian release has a mu")
     tilt = (LOSS.epsilon / mu + mu / 2 + 0.5) / mu  # where the events are that tell of epsilon

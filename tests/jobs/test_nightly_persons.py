@@ -22,7 +22,9 @@ from dpdist.core.mechanisms.sensitivity import LatticeQuery
 from dpdist.core.pipeline.inspect import inspect_path
 from dpdist.core.pipeline.release import release_rows
 from dpdist.core.privacy.guarantee import Neighbours
+from dpdist.core.release import plan as plans
 from dpdist.core.release.artefact import open_release
+from dpdist.core.release.plan import Dimensions
 from dpdist.core.rows.chunks import ChunkReader
 from dpdist.core.rows.dataset import open_ingested
 from dpdist.core.rows.persons import Watch
@@ -99,7 +101,7 @@ def test_rows_are_kept_in_so_many_periods_and_everybody_is_counted_once(people: 
     )
     # 2 rows a period, and the square root of 3 rounded up: what 4 rows would cost
     night = open_release(people.published / "d1.zarr")
-    alone = open_series(job_file.read_job(people.job)).request.calibrated(3, 4)
+    alone = plans.planned(open_series(job_file.read_job(people.job)).request, Dimensions(3, changed_rows=4)).moment
     assert night.noise == alone.noise
     assert "who, 2 a period in 3 periods at most" in inspect_path(people.folder / "visits").describe()
 
@@ -174,7 +176,9 @@ def test_all_that_is_published_keeps_the_loss_for_every_pattern(people: Place, f
             rows = sum(weights.get(period, 0) for period in pattern)
             mu += rows**2 * query.frobenius_squared / release.noise["variance_diagonal"]
         lost.append(mu)
-    asked = replace(job_file.read_job(people.job).request, grid_bits=12).calibrated(3, 1).guarantee
+    asked = plans.planned(
+        replace(job_file.read_job(people.job).request, grid_bits=12), Dimensions(3, changed_rows=1)
+    ).moment.guarantee
     assert asked is not None
     assert asked.mu_squared is not None
     assert 0.5 < max(lost) / float(asked.mu_squared) <= 1 + 1e-5  # the noise is not merely large

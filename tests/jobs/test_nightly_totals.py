@@ -24,6 +24,7 @@ from dpdist.core.moment.total import MomentTask, key_here, moment_task, partitio
 from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.release.artefact import open_release
 from dpdist.core.release.combine import combined, write_sum
+from dpdist.core.release.plan import Dimensions, planned
 from dpdist.core.release.series import Toeplitz, Tree, banded, square_root, variance_factor
 from dpdist.core.rows.bounding import RowBound
 from dpdist.core.triangle import Band
@@ -55,7 +56,7 @@ def test_each_row_is_read_once_a_level_and_the_error_of_the_total_is_as_predicte
     assert left is not None
     assert left.gaussian_micro < 10_000
     asked = replace(job_file.read_job(place.job).request, grid_bits=total.bound.grid_bits)
-    whole = asked.calibrated(3).noise["variance_off_diagonal"]
+    whole = planned(asked, Dimensions(3)).moment.noise["variance_off_diagonal"]
     predicted = whole * variance_factor(5, levels)
     assert total.noise["variance_off_diagonal"] == pytest.approx(predicted, rel=1e-4)
     assert LOW < statistic(error, predicted) < HIGH
@@ -239,7 +240,7 @@ def test_the_error_of_a_banded_total_is_as_stated(place: Place, chunks: list[str
     plan = job_file.read_job(place.job).plan
     assert isinstance(plan, Toeplitz)
     asked = replace(job_file.read_job(place.job).request, grid_bits=total.bound.grid_bits)
-    predicted = asked.calibrated(3).noise["variance_off_diagonal"] * plan.variance_factor(4)
+    predicted = planned(asked, Dimensions(3)).moment.noise["variance_off_diagonal"] * plan.variance_factor(4)
     assert total.noise["variance_off_diagonal"] == pytest.approx(predicted, rel=1e-4)
     assert (total.rows, total.extents[0].stop, total.lattice[3, 3]) == (120, 4, 120 * total.bound.constant**2)
     exact = place.exact(total.bound, *names)

@@ -16,6 +16,7 @@ from dpdist.core.mechanisms.base import is_private_as_claimed
 from dpdist.core.moment.operator import MomentMatrix
 from dpdist.core.noise.entropy import SYSTEM
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.core.release.plan import Dimensions, planned
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.triangle import diagonal_positions, packed, unpacked
 
@@ -70,10 +71,10 @@ def test_beyond_one_component_ppca_is_for_reproduction_only() -> None:
         assert frame.shape == (components, 5)
         assert np.abs(frame @ frame.T - np.eye(components)).max() < 1e-12
     with pytest.raises(RefusedError, match=r"no proof.*mechanism='bingham'"):
-        request.calibrated(5)
-    assert replace(request, for_reproduction=True).calibrated(5).guarantee is None
+        planned(request, Dimensions(5))
+    assert planned(replace(request, for_reproduction=True), Dimensions(5)).moment.guarantee is None
     with pytest.raises(UsageError, match="sweep"):
-        replace(request, options={"components": 2, "sweeps": 0}).calibrated(5)
+        planned(replace(request, options={"components": 2, "sweeps": 0}), Dimensions(5))
 
 
 @pytest.mark.parametrize("name", ["kapralov-talwar", "amin"])

@@ -20,6 +20,7 @@ from dpdist.core.mechanisms.base import is_private_as_claimed
 from dpdist.core.noise.entropy import SYSTEM
 from dpdist.core.noise.products import rounded_wishart
 from dpdist.core.privacy.guarantee import Arithmetic, Neighbours, PrivacyLoss
+from dpdist.core.release.plan import Dimensions, planned
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.triangle import unpacked
 from dpdist.literature.one_sided import CalibratedWishart
@@ -62,7 +63,7 @@ def test_the_purely_private_ones_are_not(name: str, factor: int, epsilon: str, n
     assert mechanism.guarantee.loss.epsilon_micro == loss.epsilon_micro
     assert not is_private_as_claimed(mechanism)
     with pytest.raises(RefusedError, match=r"delta 0\.\d+\. Use mechanism='two-sided-wishart'"):
-        ReleaseRequest(name, loss, clip_norm=1.0, neighbours=neighbours).calibrated(20)
+        planned(ReleaseRequest(name, loss, clip_norm=1.0, neighbours=neighbours), Dimensions(20))
 
 
 @pytest.mark.parametrize("neighbours", Neighbours)

@@ -14,6 +14,7 @@ from dpdist.core.errors import UsageError
 from dpdist.core.moment.operator import MomentMatrix
 from dpdist.core.noise.entropy import SYSTEM
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.core.release.plan import Dimensions, planned
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.triangle import rounded, unpacked
 from dpdist.literature import orbit_forecast as bounds
@@ -99,10 +100,10 @@ def test_errors_lie_below_the_upper_bound_and_the_forecast_is_in_units_of_the_ro
     mechanism: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, columns = request(mechanism), 5
-    bound = asked.bound(columns)
+    bound = planned(asked, Dimensions(columns)).bound
     truth = np.diag([*(ROWS * share for share in SHARES), 0.0, 0.0])
     moment = MomentMatrix(rounded(truth / bound.unit**2), columns)
-    calibrated = asked.calibrated(columns)
+    calibrated = planned(asked, Dimensions(columns)).moment
 
     def error() -> float:
         drawn = unpacked(calibrated.answer(moment, SYSTEM).astype(np.int64), columns) * bound.unit**2
@@ -134,9 +135,12 @@ def test_the_components_of_a_release_capture_what_is_forecast(
     columns, rows, shares = 5, 4000, (0.5, 0.4)
     options: dict[str, object] = {"components": 2} if spectrum is None else {"spectrum": spectrum}
     asked = ReleaseRequest(mechanism, PrivacyLoss.parse("1", "0"), 1.0, options=options, grid_bits=12)
-    bound = asked.bound(columns)
+    bound = planned(asked, Dimensions(columns)).bound
     truth = np.diag([*(rows * share for share in shares), 0.0, 0.0, 0.0])
-    moment, calibrated = MomentMatrix(rounded(truth / bound.unit**2), columns), asked.calibrated(columns)
+    moment, calibrated = (
+        MomentMatrix(rounded(truth / bound.unit**2), columns),
+        planned(asked, Dimensions(columns)).moment,
+    )
     projector = np.diag([1.0, 1, 0, 0, 0])
     lost, squared = [], []
     for _ in range(60):

@@ -28,6 +28,7 @@ from dpdist.core.pipeline.sources import ingest_rows
 from dpdist.core.privacy.accounting import gaussian_delta
 from dpdist.core.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.core.release.artefact import Release, open_release
+from dpdist.core.release.plan import Dimensions, planned
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.rows.units import Unit
 from dpdist.core.text import exactly
@@ -49,7 +50,12 @@ def released(
     request = ReleaseRequest(
         mechanism, PrivacyLoss.parse(epsilon, delta), clip, for_reproduction=mechanism in {"sn", "none"}, options=more
     )
-    exact = np.diag([int(share * 5000 * clip**2 / request.bound(4).unit ** 2) for share in (0.6, 0.2, 0.1, 0.01)])
+    exact = np.diag(
+        [
+            int(share * 5000 * clip**2 / planned(request, Dimensions(4)).bound.unit ** 2)
+            for share in (0.6, 0.2, 0.1, 0.01)
+        ]
+    )
     return drawn_over(request, exact, 4, 5000, NAMES)
 
 

@@ -14,6 +14,7 @@ from dpdist.core.noise.entropy import SYSTEM
 from dpdist.core.privacy.guarantee import Guarantee, Neighbours
 from dpdist.core.release.archive import archived
 from dpdist.core.release.artefact import Release
+from dpdist.core.release.plan import Dimensions, planned
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.rows.bounding import RowBound
 from dpdist.core.triangle import Band, packed, unpacked
@@ -39,11 +40,11 @@ def of_two_columns(number: int, guarantee: Guarantee, noise: Noise, **others: An
 def drawn_over(
     request: ReleaseRequest, exact: npt.NDArray[np.int64], columns: int, rows: int, names: tuple[str, ...] = ()
 ) -> Release:
-    calibrated = request.calibrated(columns)
+    calibrated = planned(request, Dimensions(columns)).moment
     return assemble(
         release_id="x", mechanism=request.mechanism, names=names or tuple(map(str, range(columns))),
         neighbours=request.neighbours, claim=calibrated.claim, guarantee=calibrated.guarantee,
-        bound=request.bound(columns), noise=calibrated.noise, rows=rows,
+        bound=planned(request, Dimensions(columns)).bound, noise=calibrated.noise, rows=rows,
         answer=calibrated.answer(KnownMoment(exact), SYSTEM),
     )  # fmt: skip
 

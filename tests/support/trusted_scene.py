@@ -41,16 +41,17 @@ def target_of(transaction: MomentTransaction) -> Path:
 
 
 def asking(transaction: MomentTransaction, **changes: Any) -> MomentTransaction:
-    return replace(transaction, request=replace(transaction.request, **changes))
+    request = replace(transaction.plan.request, **changes)
+    return MomentTransaction.of(request, transaction.table, transaction.ledger, transaction.target)
 
 
 def moment_of(transaction: MomentTransaction) -> MomentMatrix:
     total = complete(transaction.table, total_of(transaction))
-    return MomentMatrix(total.values, transaction.request.bound(transaction.table.columns).width)
+    return MomentMatrix(total.values, transaction.bound.width)
 
 
 def partials_of(transaction: MomentTransaction, count: int = 4) -> list[Partial[np.int64]]:
-    bound = transaction.request.bound(transaction.table.columns)
+    bound = transaction.bound
     return [partition_moment(task) for task in parts_of(transaction.table, bound, count)]
 
 
@@ -60,7 +61,7 @@ def total_of(transaction: MomentTransaction, count: int = 4) -> Partial[np.int64
 
 def exact(transaction: MomentTransaction, values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """Return the integer moment of the rows as they are dithered by the key of the tests, independently."""
-    constant = 2 ** (BITS - 1) if transaction.request.centring is Centring.PRIVATE else 0
+    constant = 2 ** (BITS - 1) if transaction.plan.request.centring is Centring.PRIVATE else 0
     z = integers_of(values, RowBound(len(NAMES), CLIP, BITS, constant=constant))
     moment: npt.NDArray[np.int64] = z.T @ z
     return moment

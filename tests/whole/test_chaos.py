@@ -22,6 +22,7 @@ from dpdist.core.mechanisms.base import Additive
 from dpdist.core.moment.total import draw_key
 from dpdist.core.noise.entropy import SYSTEM
 from dpdist.core.privacy.guarantee import PrivacyLoss
+from dpdist.core.release.plan import Dimensions, planned
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.rows.dither import DitherKey, Dithers
 from dpdist.core.triangle import packed, unpacked
@@ -32,7 +33,7 @@ REQUEST = ReleaseRequest("gaussian", PrivacyLoss.parse("100000", "1e-6"), sentin
 
 
 def as_released(table: sentinel.Table) -> npt.NDArray[np.float64]:
-    bound = REQUEST.bound(sentinel.COLUMNS)
+    bound = planned(REQUEST, Dimensions(sentinel.COLUMNS)).bound
     return bound.apply(table, np.empty(table.shape), Dithers(DitherKey(draw_key()), 0))
 
 
@@ -40,7 +41,7 @@ def test_a_sound_release_keeps_the_law_and_every_wrong_one_breaks_it() -> None:
     table = sentinel.planted_table()
     z = as_released(table).astype(np.int64)
     summed = z.T @ z
-    exact, calibrated = sentinel.exact_moment(table), REQUEST.calibrated(sentinel.COLUMNS)
+    exact, calibrated = sentinel.exact_moment(table), planned(REQUEST, Dimensions(sentinel.COLUMNS)).moment
     assert isinstance(calibrated, Additive)
     one, other = (unpacked(calibrated.draw(SYSTEM), sentinel.COLUMNS) for _ in range(2))
     row = sentinel.bounded(table)[17]
@@ -57,7 +58,7 @@ def test_the_search_finds_the_sentinel_in_files_and_words_by_whatever_key_rows_w
     table = sentinel.planted_table()
     z = as_released(table)[: chunks * sentinel.CHUNK_ROWS]
     moment = z.T.astype(np.int64) @ z.astype(np.int64)
-    calibrated = REQUEST.calibrated(sentinel.COLUMNS)
+    calibrated = planned(REQUEST, Dimensions(sentinel.COLUMNS)).moment
     assert isinstance(calibrated, Additive)
     noisy = packed(moment) + calibrated.draw(SYSTEM)
     for name, content in {

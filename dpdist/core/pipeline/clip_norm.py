@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
 
 from dpdist.core.errors import DataError, RefusedError, UsageError
 from dpdist.core.ingest.registered import open_rows
@@ -29,7 +28,8 @@ from dpdist.core.privacy.guarantee import MICRO, Number, PrivacyLoss
 from dpdist.core.release import advice, histograms, norm_histogram, stages
 from dpdist.core.release.advice import QuantileAccuracy
 from dpdist.core.release.clip_trade import ForComponents, noise_share, quantile_for
-from dpdist.core.release.histograms import HistogramTransaction
+from dpdist.core.release.first_scale import FirstScale
+from dpdist.core.release.histograms import HistogramDraw
 from dpdist.core.release.norm_histogram import NormHistogram, NormsRequest, NormsTransaction
 from dpdist.core.release.parse import quantile_from
 from dpdist.core.release.request import Choice
@@ -381,21 +381,21 @@ def _table_at(rows: Store) -> RowsTable:
     return table
 
 
-def draw_histogram(executor: Executor, transaction: HistogramTransaction[Any], label: str) -> None:
+def draw_histogram(executor: Executor, draw: HistogramDraw, label: str) -> None:
     """Count the rows and commit a noisy histogram; if the rows are unusable, refund the reservation."""
-    table, counting, workers = transaction.table, transaction.counting(), executor.resources().slots
+    table, counting, workers = draw.table, draw.counting(), executor.resources().slots
     task = HistogramTask(table, counting, range(table.chunks))
     row_seconds = counting.value_seconds * table.columns
     tasks = split_tasks(table, row_seconds=row_seconds, entries=counting.bins, workers=workers)
     computation = Computation("sum", partition_histogram, task, tasks, add_partials, nbytes=8 * counting.bins)
     try:
-        executor.reduce(computation, histograms.finalise, transaction, label=label)
+        executor.reduce(computation, histograms.finalise, draw, label=label)
     except DataError:
-        executor.trusted(transaction.abort)
+        executor.trusted(draw.abort)
         raise
 
 
-def draw_alone(transaction: HistogramTransaction[Any], cluster: Cluster, label: str) -> bool:
+def draw_alone(transaction: FirstScale, cluster: Cluster, label: str) -> bool:
     """Charge, draw and commit a histogram that is a release of its own; return whether it was drawn now."""
     table = transaction.table
     with cluster.connected() as executor:
@@ -409,14 +409,14 @@ def draw_alone(transaction: HistogramTransaction[Any], cluster: Cluster, label: 
 def draw_stages(executor: Executor, transaction: MomentTransaction) -> None:
     """Draw the remaining stages of a release, one after the other: see :func:`draw_histogram`."""
     labels: dict[Choice, str] = {"scale": "Counting columns", "clip norm": "Counting norms"}
-    for choice, part in zip(transaction.request.chooses, (Part.STAGE, Part.SECOND), strict=False):
+    for choice, part in zip(transaction.plan.stages, (Part.STAGE, Part.SECOND), strict=False):
         if not executor.trusted(transaction.has, part):
             draw_histogram(executor, executor.trusted(stages.stage_of, transaction, choice), labels[choice])
 
 
 def require_choice(transaction: MomentTransaction) -> None:
     """Refuse private choices that cannot work for these rows, from public facts and without a charge."""
-    table, choices = transaction.table, transaction.request.chooses
+    table, request, choices = transaction.table, transaction.plan.request, list(transaction.plan.stages)
     if table.seals:
         alternative = f"its clip norm ({parameter('clip')})"
         if choices[0] == "scale":
@@ -428,7 +428,7 @@ def require_choice(transaction: MomentTransaction) -> None:
         )
     if "scale" in choices:
         counting = stages.columns_of(transaction).counting()
-        stages.require_seen(transaction.request, counting, table.rows, table.max_rows)
-    refusal = advice.choice_refused(transaction.request, table.columns, table.rows, table.max_rows)
+        stages.require_seen(request, counting, table.rows, table.max_rows)
+    refusal = advice.choice_refused(request, table.columns, table.rows, table.max_rows)
     if refusal is not None:
         raise RefusedError(f"{refusal} Nothing was read or spent.")

@@ -201,11 +201,9 @@ def release_table(
     """Publish one private second moment of an opened table, or of some of its periods: see :func:`release_rows`."""
     cluster, store, on_message = chosen(cluster), store_at(target), say or (lambda _: None)
     account = Path() if request.for_reproduction else ledger_place(table, ledger)  # reproduction charges none
-    arguments = request, table, absolute(account), store.absolute()
-    transaction = trusted.MomentTransaction(*arguments)
-    guarantee = transaction.request.guarantee(table)  # first, refuse invalid requests
-    with_placeholders = transaction.with_placeholders()
-    require_summable(table, with_placeholders.request.bound(table.columns))
+    transaction = trusted.MomentTransaction.of(request, table, absolute(account), store.absolute())
+    guarantee = transaction.guarantee
+    require_summable(table, transaction.bound)
     if request.by_products and cluster.trusted_worker:
         raise UsageError(
             f"Products are computed round by round from this process. Leave {parameter('trusted', 'worker')} out."
@@ -228,7 +226,7 @@ def release_table(
         _require_centre(transaction)
     with cluster.connected() as executor:
         executor.require_visible(table.probe, ROOT)
-        layout = _layout(executor, with_placeholders, cluster)  # checks the memory before anything is charged
+        layout = _layout(executor, transaction, cluster)  # checks the memory before anything is charged
         fresh = executor.trusted(transaction.reserve) in {State.RESERVED, State.STAGED}
         if fresh and transaction.draws > 1:
             draw_stages(executor, transaction)
@@ -242,12 +240,13 @@ def release_table(
 def _require_relation(transaction: trusted.MomentTransaction, cluster: Cluster) -> None:
     """Refuse another relation than that of the ledger first: messages of replace-one say n, which may be private."""
     if not cluster.trusted_worker and Ledger.stands_at(transaction.ledger):
-        transaction.account().require_relation(transaction.request.neighbours)
+        transaction.account().require_relation(transaction.plan.request.neighbours)
 
 
 def require_releasable(table: Table, request: ReleaseRequest, budget: PrivacyLoss) -> None:
     """Refuse a request that these rows or a budget can never have released, from public facts; without a ledger."""
-    guarantee = request.guarantee(table)
+    transaction = trusted.MomentTransaction.of(request, table, Path(), store_at("release.zarr"))
+    guarantee = transaction.guarantee
     if guarantee is None or request.for_reproduction:
         raise UsageError("A release for reproduction has no budget. Ingest the file, and release its rows.")
     checks.require_small_delta(guarantee.loss, request.neighbours, table.rows, accepted=request.accept_large_delta)
@@ -255,13 +254,14 @@ def require_releasable(table: Table, request: ReleaseRequest, budget: PrivacyLos
     if not Filter(budget, caps_for(budget, guarantee)).holds(guarantee):
         raise UsageError(f"A release of {guarantee.loss} exceeds the budget {budget}. Nothing was declared or spent.")
     if request.chooses:
-        require_choice(trusted.MomentTransaction(request, table, Path(), store_at("release.zarr")))
+        require_choice(transaction)
 
 
 def _report_free_norm(transaction: trusted.MomentTransaction, on_message: Callable[[str], None]) -> None:
     """Report a clip norm that follows from the schema for free, if one is about to be chosen privately."""
-    free = advice.free_norm(transaction.table, transaction.request).lstrip()
-    if free and transaction.request.clip_norm == "private":
+    request = transaction.plan.request
+    free = advice.free_norm(transaction.table, request).lstrip()
+    if free and request.clip_norm == "private":
         on_message(f"{free} A privately chosen one may be smaller, with less noise.")
 
 
@@ -271,7 +271,7 @@ def _centred(request: ReleaseRequest) -> bool:
 
 def _require_centre(transaction: trusted.MomentTransaction) -> None:
     """Refuse a table with dropped rows and no centre."""
-    advice.require_centre_of_dropped(transaction.table, centred=_centred(transaction.request))
+    advice.require_centre_of_dropped(transaction.table, centred=_centred(transaction.plan.request))
 
 
 def _reproduced(transaction: trusted.MomentTransaction, cluster: Cluster, ledger: AnyLedgerAddress | None) -> Outcome:
@@ -290,11 +290,11 @@ def _reproduced(transaction: trusted.MomentTransaction, cluster: Cluster, ledger
 
 def _layout(executor: Executor, transaction: trusted.MomentTransaction, cluster: Cluster) -> Layout | None:
     """Return the bands and workers of the moment; None if it is never formed."""
-    request, table = transaction.request, transaction.table
-    if request.by_products:
+    table, bound = transaction.table, transaction.bound
+    if transaction.plan.request.by_products:
         return None
-    independent = isinstance(request.calibrated(table.columns, table.changed_rows), IndependentEntries)
-    bound, (workers, threads, memory) = request.bound(table.columns), executor.resources()
+    independent = isinstance(transaction.plan.moment, IndependentEntries)
+    workers, threads, memory = executor.resources()
     layout = layout_of(
         table, bound, workers, memory, threads=threads, divisible=independent, fewer_threads=executor.limits_threads
     )
@@ -313,7 +313,7 @@ def _compute(
 
     The bound is that of the transaction, whose clip norm may have been chosen after the layout.
     """
-    bound = transaction.request.bound(transaction.table.columns)
+    bound = transaction.bound
     if layout is None:
         trusted.conclude(transaction, MomentProducts(_product(executor, transaction, common_key())))
         return
@@ -329,7 +329,7 @@ def _compute(
         (computation,) = _computations(transaction.table, layout, partition_of_own_key)
         executor.reduce(computation, finalise, transaction, label="Summing rows")
     except DataError:
-        if not transaction.request.for_reproduction:
+        if not transaction.plan.request.for_reproduction:
             executor.trusted(transaction.abort)
         raise
 
@@ -363,7 +363,7 @@ def _product(
 
     A failure refunds nothing, because noise of an earlier round may have been published: the same command resumes.
     """
-    table, bound = transaction.table, transaction.request.bound(transaction.table.columns)
+    table, bound = transaction.table, transaction.bound
     task, digits = moment_task(table, bound), Digits.of(table, bound)
 
     def product(vectors: Matrix) -> Matrix:

@@ -35,7 +35,8 @@ from dpdist.core.privacy.checks import LARGEST_EPSILON
 from dpdist.core.privacy.guarantee import MICRO, Neighbours, PrivacyLoss
 from dpdist.core.release.artefact import Heading
 from dpdist.core.release.norm_histogram import NormsRequest
-from dpdist.core.release.request import CLIP_GRID, ReleaseRequest, parts_of
+from dpdist.core.release.plan import Dimensions, planned
+from dpdist.core.release.request import CLIP_GRID, ReleaseRequest
 from dpdist.core.rows.table import Table
 from dpdist.core.text import counted, listed
 
@@ -169,7 +170,7 @@ def choice_refused(request: ReleaseRequest, columns: int, rows: int, max_rows: i
 
     def median(trial: ReleaseRequest) -> tuple[PrivacyLoss, float]:
         """Return the loss of the stage that chooses a clip norm, and the rank error of the median, in rows."""
-        stage = parts_of(trial.on_grid(columns, rows, max_rows), columns, max_rows).stages["clip norm"]
+        stage = planned(trial, Dimensions(columns, rows, max_rows, max_rows)).stages["clip norm"]
         error = rank_error(stage.noise, len(CLIP_GRID.edges), Fraction(1, 2), rows_known=True)
         return stage.guarantee.loss, error
 

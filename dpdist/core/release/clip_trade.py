@@ -43,6 +43,7 @@ from dpdist.core.mechanisms.columns import occupied
 from dpdist.core.naming import parameter
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.core.release.norm_histogram import NormHistogram
+from dpdist.core.release.plan import Dimensions, planned
 from dpdist.core.release.request import ReleaseRequest
 
 _SHORTENING = 0.05
@@ -72,8 +73,8 @@ def noise_share(purpose: ForComponents, neighbours: Neighbours, columns: int, ma
         )
     mechanism = "gaussian" if purpose.loss.delta_atto else "two-sided-wishart"
     request = ReleaseRequest(mechanism, purpose.loss, 1.0, neighbours, accept_large_delta=True)
-    noise = request.calibrated(columns, max_rows).noise
-    return math.sqrt(noise["variance_off_diagonal"]) * request.bound(columns).unit ** 2
+    plan = planned(request, Dimensions(columns, changed_rows=max_rows))
+    return math.sqrt(plan.moment.noise["variance_off_diagonal"]) * plan.bound.unit**2
 
 
 def _occupied(histogram: NormHistogram) -> tuple[int, int]:

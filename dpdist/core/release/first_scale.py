@@ -23,64 +23,63 @@ The guarantee of a release of the series holds given centre and scale, as for pu
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
+from dpdist.core.ledger.address import LedgerAddress
 from dpdist.core.mechanisms.columns import BEYOND, GRID, NAME
 from dpdist.core.privacy.guarantee import Guarantee
 from dpdist.core.release import stages
-from dpdist.core.release.histograms import ColumnsTransaction
-from dpdist.core.release.request import UNKNOWN, Parts, ReleaseRequest, common_parameters, id_of, parts_of
+from dpdist.core.release.histograms import ColumnsDraw
+from dpdist.core.release.plan import UNKNOWN, Dimensions, Plan, planned, proved
+from dpdist.core.release.request import ReleaseRequest, common_parameters, id_of
+from dpdist.core.release.transaction import ReleaseTransaction
 from dpdist.core.rows.table import Table
 
 
-def shared(series: ReleaseRequest) -> ReleaseRequest:
-    """Return the series with an explicit share for its first choice, independent of n."""
-    return replace(series, scale_share=series.scale_share or UNKNOWN)
+def plan_of_series(series: ReleaseRequest, columns: int, counted_rows: int) -> Plan:
+    """Plan the choice of a scale and one release of a period; the share of the choice is independent of n."""
+    shared = replace(series, scale_share=series.scale_share or UNKNOWN)
+    return planned(shared, Dimensions(columns, changed_rows=counted_rows))
 
 
 @dataclass(frozen=True)
-class FirstScaleRequest:
-    """Histograms of the columns of the first period of a series."""
+class FirstScale(ColumnsDraw, ReleaseTransaction):
+    """Histograms of the columns of the first period of a series: a release that is stored in the ledger only."""
 
     series: ReleaseRequest  # its loss covers the histograms and all releases of the series
+    table: Table
+    ledger: LedgerAddress
+
+    @cached_property
+    def plan(self) -> Plan:  # type: ignore[override]
+        """The loss of the histograms, and of the releases of the series."""
+        return plan_of_series(self.series, self.table.columns, self.table.max_rows)
 
     @property
-    def accept_large_delta(self) -> bool:
+    def accepts_large_delta(self) -> bool:
         """Whether a delta of 1/n or more is intended."""
         return self.series.accept_large_delta
 
-    def parts(self, table: Table) -> Parts:
-        """Return the loss of the histograms, and the request for the releases of the series."""
-        return parts_of(shared(self.series), table.columns, table.max_rows)
-
-    def guarantee(self, table: Table) -> Guarantee:
-        """Return the guarantee of the histograms."""
-        return self.parts(table).choice
-
-    def parameters(self, table: Table) -> dict[str, object]:
-        """Return the parameters of the histograms besides the rows, as JSON values."""
-        (period,) = table.seals
-        return {
-            **common_parameters(table, NAME, self.guarantee(table).loss, self.series.neighbours),
-            "grid": GRID,
-            "period": period,
-        }
-
-    def release_id(self, table: Table) -> str:
-        """Return the id, which follows from the parameters."""
-        return id_of("s", self.parameters(table))
-
-
-class FirstScale(ColumnsTransaction[FirstScaleRequest]):
-    """The release of these histograms, which is stored in the ledger only."""
+    @property
+    def guarantee(self) -> Guarantee:
+        """The guarantee of the histograms."""
+        return proved(self.plan.choice)
 
     @property
-    def choosing(self) -> ReleaseRequest:
-        """The request of the series."""
-        return shared(self.request.series)
+    def parameters(self) -> dict[str, object]:
+        """The parameters of the histograms besides the rows, as JSON values."""
+        (period,) = self.table.seals
+        common = common_parameters(self.table, NAME, self.guarantee.loss, self.series.neighbours)
+        return {**common, "grid": GRID, "period": period}
+
+    @property
+    def release_id(self) -> str:
+        """The id, which follows from the parameters."""
+        return id_of("s", self.parameters)
 
     def require_seen(self) -> None:
         """Refuse tables so small that the scale could not be seen; reads no row."""
-        stages.require_seen(self.choosing, self.counting(), self.table.rows, self.table.max_rows)
+        stages.require_seen(self.plan.request, self.counting(), self.table.rows, self.table.max_rows)
 
     def blindly_scaled(self) -> tuple[list[str], list[str]]:
         """Return the columns scaled without a measured variance, and the columns without weight."""
@@ -90,5 +89,8 @@ class FirstScale(ColumnsTransaction[FirstScaleRequest]):
 
     def following(self) -> ReleaseRequest:
         """Return the request for all releases of the series, with the committed centre and scale."""
-        series, parts = self.request.series, self.request.parts(self.table)
-        return stages.standardising(series, parts, self.read(), self.table.names)[0]
+        bound, _ = stages.standardised(self.plan, self.read(), self.table.names)
+        return replace(
+            self.series, loss=self.plan.loss, clip_norm=bound.clip_norm, centre=bound.centre, scale=bound.scale,
+            scale_share=None, clip_share=None, components=None, targets=(),
+        )  # fmt: skip

@@ -11,7 +11,7 @@ everything else follows from them.
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,28 +20,21 @@ import numpy as np
 
 from dpdist.core._version import __version__
 from dpdist.core.errors import DataError
+from dpdist.core.ledger.address import LedgerAddress
 from dpdist.core.ledger.state import Part
 from dpdist.core.mechanisms.columns import GRID, Grid, Standardised, counting_bins, intervals_of, standardised
 from dpdist.core.mechanisms.counts import CalibratedHistogram, CountNoise, Counts, noise_from_json
 from dpdist.core.moment.histograms import ColumnCounting, Counting, grids_of
 from dpdist.core.moment.total import Partial, complete
 from dpdist.core.noise.entropy import SYSTEM
-from dpdist.core.release.request import ReleaseRequest, parts_of
-from dpdist.core.release.transaction import ReleaseTransaction, RequestT_co
+from dpdist.core.release.plan import Plan
+from dpdist.core.release.transaction import Draw
+from dpdist.core.rows.table import Table
 from dpdist.core.text import canonical
 
 
-@dataclass(frozen=True)
-class HistogramTransaction(ReleaseTransaction[RequestT_co], ABC):
-    """The release of a histogram, or the stage of the release ``of``; stored in the ledger only."""
-
-    part: Part = Part.RELEASE
-    of: str | None = None
-
-    @property
-    def release_id(self) -> str:
-        """The id of the histogram, or of the release whose stage it is."""
-        return self.request.release_id(self.table) if self.of is None else self.of
+class HistogramDraw(Draw):
+    """A histogram, as a release of its own or as a stage; stored in the ledger only."""
 
     @abstractmethod
     def counting(self) -> Counting:
@@ -62,7 +55,7 @@ class HistogramTransaction(ReleaseTransaction[RequestT_co], ABC):
         return values
 
 
-def finalise(transaction: HistogramTransaction[Any], total: Partial[np.int64] | None = None) -> None:
+def finalise(transaction: HistogramDraw, total: Partial[np.int64] | None = None) -> None:
     """Check the total, draw the noise and commit; idempotent, and only once even if others run it too."""
     exact: Counts = complete(transaction.table, total).values
 
@@ -125,13 +118,10 @@ class ColumnHistograms:
         }
 
 
-class ColumnsTransaction(HistogramTransaction[RequestT_co], ABC):
-    """The release of histograms of all columns."""
+class ColumnsDraw(HistogramDraw):
+    """Histograms of all columns, by which a plan chooses a scale."""
 
-    @property
-    @abstractmethod
-    def choosing(self) -> ReleaseRequest:
-        """The request that chooses a scale by these histograms."""
+    plan: Plan
 
     def counting(self) -> ColumnCounting:
         """Return the definition of the counts."""
@@ -139,7 +129,7 @@ class ColumnsTransaction(HistogramTransaction[RequestT_co], ABC):
 
     def calibrated(self) -> CalibratedHistogram:
         """Return the noise."""
-        return parts_of(self.choosing, self.table.columns, self.table.max_rows).stages["scale"]
+        return self.plan.stages["scale"]
 
     def content(self, noisy: Counts, ledger_head: str) -> dict[str, object]:
         """Return the committed document, with the noisy counts."""
@@ -152,10 +142,21 @@ class ColumnsTransaction(HistogramTransaction[RequestT_co], ABC):
         return ColumnHistograms.from_json(self.published())
 
 
-class ColumnsStage(ColumnsTransaction[ReleaseRequest]):
-    """The histograms as the stage of a release."""
+@dataclass(frozen=True)
+class ColumnsStage(ColumnsDraw):
+    """The histograms as the first stage of a release, which is charged for them."""
+
+    plan: Plan
+    table: Table
+    ledger: LedgerAddress
+    of: str
 
     @property
-    def choosing(self) -> ReleaseRequest:
-        """The request of the release."""
-        return self.request
+    def release_id(self) -> str:
+        """The id of the release."""
+        return self.of
+
+    @property
+    def part(self) -> Part:
+        """The first stage."""
+        return Part.STAGE

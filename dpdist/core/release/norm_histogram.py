@@ -14,14 +14,16 @@ from fractions import Fraction
 from typing import Any
 
 from dpdist.core.errors import DataError
-from dpdist.core.ledger.state import State
+from dpdist.core.ledger.address import LedgerAddress
+from dpdist.core.ledger.state import Part, State
 from dpdist.core.mechanisms.counts import CalibratedHistogram, CountNoise, Counts, noise_from_json
 from dpdist.core.mechanisms.quantile import NAME, QuantileEstimate, calibrated, quantile_of
 from dpdist.core.moment.histograms import NormCounting, NormGrid
 from dpdist.core.privacy.checks import cautions
 from dpdist.core.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, neighbours_of
-from dpdist.core.release.histograms import HistogramTransaction
+from dpdist.core.release.histograms import HistogramDraw
 from dpdist.core.release.request import common_parameters, id_of
+from dpdist.core.release.transaction import ReleaseTransaction
 from dpdist.core.rows.bounding import RowBound
 from dpdist.core.rows.table import Table
 
@@ -83,26 +85,11 @@ class NormsRequest:
         """Return the noise for a table."""
         return calibrated(self.loss, self.neighbours, table.max_rows)
 
-    def guarantee(self, table: Table) -> Guarantee:
-        """Return the guarantee of the histogram of a table."""
-        return self.calibrated(table).guarantee
 
-    def parameters(self, table: Table) -> dict[str, object]:
-        """Return the parameters of the histogram besides the rows, as JSON values."""
-        vectors = {"centre": self.centre, "scale": self.scale}
-        return {
-            **common_parameters(table, NAME, self.loss, self.neighbours),
-            "grid": self.grid.to_json(),
-            **{name: None if vector is None else list(vector) for name, vector in vectors.items()},
-        }
+class NormsDraw(HistogramDraw):
+    """A histogram of norms."""
 
-    def release_id(self, table: Table) -> str:
-        """Return the id, which follows from the parameters."""
-        return id_of("n", self.parameters(table))
-
-
-class NormsTransaction(HistogramTransaction[NormsRequest]):
-    """The release of a histogram of norms, or the stage of a release; of scaled rows if a scale is chosen first."""
+    request: NormsRequest
 
     def counting(self) -> NormCounting:
         """Return the definition of the counts."""
@@ -122,6 +109,62 @@ class NormsTransaction(HistogramTransaction[NormsRequest]):
     def read(self) -> NormHistogram:
         """Read the committed histogram, verified, and record its publication; idempotent."""
         return NormHistogram.from_json(self.published())
+
+
+@dataclass(frozen=True)
+class NormsStage(NormsDraw):
+    """The histogram as a stage of a release, which is charged for it; of scaled rows if a scale is chosen first."""
+
+    request: NormsRequest
+    table: Table
+    ledger: LedgerAddress
+    of: str
+    stage: Part
+
+    @property
+    def release_id(self) -> str:
+        """The id of the release."""
+        return self.of
+
+    @property
+    def part(self) -> Part:
+        """The first stage, or the second after that of the scale."""
+        return self.stage
+
+
+@dataclass(frozen=True)
+class NormsTransaction(NormsDraw, ReleaseTransaction):
+    """The histogram as a release of its own."""
+
+    request: NormsRequest
+    table: Table
+    ledger: LedgerAddress
+
+    @property
+    def release_id(self) -> str:
+        """The id, which follows from the parameters."""
+        return id_of("n", self.parameters)
+
+    @property
+    def parameters(self) -> dict[str, object]:
+        """The parameters of the histogram besides the rows, as JSON values."""
+        request = self.request
+        vectors = {"centre": request.centre, "scale": request.scale}
+        return {
+            **common_parameters(self.table, NAME, request.loss, request.neighbours),
+            "grid": request.grid.to_json(),
+            **{name: None if vector is None else list(vector) for name, vector in vectors.items()},
+        }
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The guarantee of the histogram."""
+        return self.calibrated().guarantee
+
+    @property
+    def accepts_large_delta(self) -> bool:
+        """Whether a delta of 1/n or more is intended."""
+        return self.request.accept_large_delta
 
 
 @dataclass(frozen=True)

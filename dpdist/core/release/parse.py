@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
 import json
 import zipfile
@@ -26,6 +25,7 @@ from dpdist.core.paths import AnyPath, local, read_plain
 from dpdist.core.privacy.guarantee import PrivacyLoss, neighbours_of
 from dpdist.core.release.artefact import open_release
 from dpdist.core.release.norm_histogram import NormsRequest
+from dpdist.core.release.plan import bound_of
 from dpdist.core.release.request import Centring, ReleaseRequest, exact_fraction, share_from
 from dpdist.core.rows.bounding import RowBound
 
@@ -68,7 +68,7 @@ def request_from(
     )
     columns = len(next((v for v in shift.values() if v), (0.0, 0.0)))
     # checks the range of clip norm and grid bits; default bits follow from the table, which is not known here
-    dataclasses.replace(request, grid_bits=request.grid_bits or RowBound.grid_bits).with_placeholders.bound(columns)
+    bound_of(request, columns, request.grid_bits or RowBound.grid_bits)
     return request
 
 

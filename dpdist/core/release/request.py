@@ -1,81 +1,36 @@
 """Requests: one private second moment of one table, completely described by public parameters.
 
+What follows from a request and a table is decided once, in a plan (:mod:`dpdist.core.release.plan`).
+
 The release id is a hash of the data set's identity, these parameters and the period. It does not depend on a job id, a
 restart count, the clock or the data, so a repeated job requests the same release. The number of rows is left out as
 well: under add-remove it is private, and a hash can be inverted by trial.
-
-**The default share of a private histogram in the loss.** Noise on a count has a standard deviation of
-``Delta / (mu sqrt(share))``, or ``sqrt(2) Delta / (epsilon share)`` if the loss has no mu, with the sensitivity
-``Delta`` of the histogram. The share is the smallest whole percent at which that is at most .005 n for the histograms
-of the columns, whose sums then give a scale within some 20 %, and .004 n for that of the norms. It is at least .01 and
-at most .25: the release has ``1 / (1 - share)`` times the variance. More does not pay: at epsilon .1 and K = 10, a
-tenth of mu² for the norms of 48,842 x 123 numbers captured .958, and .02 captured .963. n is public, or given as
-``rows_at_most``; if it is unknown, the share is a tenth. All of this is public and fixed before the first draw, so the
-theorem of :mod:`dpdist.core.privacy.staged` holds for any share.
 """
 
 from __future__ import annotations
 
 import enum
 import hashlib
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
 from types import MappingProxyType
 from typing import Literal, get_args
 
-from dpdist.core.errors import RefusedError, UsageError
-from dpdist.core.mechanisms import columns as column_histograms
-from dpdist.core.mechanisms import quantile
-from dpdist.core.mechanisms.base import Calibrated, is_private_as_claimed
-from dpdist.core.mechanisms.counts import CalibratedHistogram
+from dpdist.core.errors import UsageError
 from dpdist.core.mechanisms.info import MechanismInfo
-from dpdist.core.mechanisms.registry import calibrated, mechanism_named
-from dpdist.core.mechanisms.sensitivity import LatticeQuery
+from dpdist.core.mechanisms.registry import mechanism_named
 from dpdist.core.moment.histograms import NormGrid
 from dpdist.core.naming import parameter
 from dpdist.core.options import ROWS_AT_MOST, Word
-from dpdist.core.privacy.accounting import gaussian_sigma
-from dpdist.core.privacy.guarantee import MICRO, Guarantee, Neighbours, PrivacyLoss, neighbours_of
-from dpdist.core.privacy.staged import divided, together
-from dpdist.core.rows.bounding import RowBound
-from dpdist.core.rows.dither import Dithering
-from dpdist.core.rows.rounding import LEAST_BITS, SIMPLE_BITS, is_little
-from dpdist.core.rows.schema import Schema
+from dpdist.core.privacy.guarantee import MICRO, Neighbours, PrivacyLoss, neighbours_of
 from dpdist.core.rows.table import Table
-from dpdist.core.text import canonical, has_control, listed, rounded_up
+from dpdist.core.text import canonical, has_control
 
-_MAX_BITS = 24
 CLIP_GRID = NormGrid()  # candidates for a private clip norm
-AUTO_CLIP = 1.75  # default clip norm of scaled columns over sqrt(d)
-UNKNOWN = Fraction(1, 10)  # share of a histogram if n is unknown
-_LARGEST_SHARE = Fraction(1, 4)
-_COLUMNS, _NORMS = 0.005, 0.004  # allowed noise of a count over n
+LARGEST_SHARE = Fraction(1, 4)  # of a private histogram in the loss
 Choice = Literal["scale", "clip norm"]  # chosen first, each in a separate draw
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The parts of a release that chooses its clip norm, or centre and scale, or all of them."""
-
-    stages: Mapping[Choice, CalibratedHistogram]  # each with its part of the loss
-    choice: Guarantee  # of all stages together
-    moment: ReleaseRequest  # `ReleaseRequest.with_placeholders`, with its part of the loss
-    guarantee: Guarantee  # of stages and moment together
-
-    @property
-    def share_message(self) -> str:
-        """The share of the loss that the stages take, as part of a sentence."""
-        choice, both = self.choice, self.guarantee
-        if choice.mu_squared is not None and both.mu_squared is not None:
-            return f"mu² {float(choice.mu_squared):.3g} of {float(both.mu_squared):.3g}"
-        return f"epsilon {choice.loss.epsilon:g} of {both.loss.epsilon:g}"
-
-    def to_json(self) -> dict[str, object]:
-        """Return the guarantees of the stages, and of the release with them, as JSON values."""
-        return {"stage": self.choice.to_json(), "both": self.guarantee.to_json()}
 
 
 class Centring(enum.StrEnum):
@@ -97,8 +52,8 @@ class Centring(enum.StrEnum):
     --------
     >>> import dpdist
     >>> loss = dpdist.PrivacyLoss.parse(1, 1e-6)
-    >>> dpdist.ReleaseRequest("gaussian", loss, 100, centring=dpdist.Centring.PRIVATE).bound(columns=4).width
-    5
+    >>> dpdist.ReleaseRequest("gaussian", loss, 100, centring="private").centring
+    <Centring.PRIVATE: 'private'>
     """
 
     NONE = "none"
@@ -238,7 +193,7 @@ class ReleaseRequest:
             )
 
     def _require_choices(self) -> None:
-        scale_share, clip_share = self.scale_share or _LARGEST_SHARE, self.clip_share or _LARGEST_SHARE
+        scale_share, clip_share = self.scale_share or LARGEST_SHARE, self.clip_share or LARGEST_SHARE
         add_scale, no_scale = f"add {parameter('scale', 'private')}", "scale" not in self.chooses
         if self.chooses and self.for_reproduction:
             raise UsageError(f"A release for reproduction cannot choose a {self.chooses[0]} privately: pass one.")
@@ -292,230 +247,6 @@ class ReleaseRequest:
         """Whether the mechanism works from products with the moment, which is then never formed."""
         return self.options.get("route") == "products"
 
-    def on_grid(self, columns: int, rows: int | None = None, max_rows: int = 1) -> ReleaseRequest:
-        """Return the request with its grid bits and shares; ``rows`` is n if it is public, None: ``rows_at_most``."""
-        if self.clip_norm == "auto" and self.scale != "private":
-            return replace(self, clip_norm=auto_clip(columns)).on_grid(columns, rows, max_rows)
-        if self.clip_norm == "schema":  # which follows from the grid
-            return replace(self.with_placeholders.on_grid(columns, rows, max_rows), clip_norm="schema")
-        if self.chooses:
-            shares = self._shares(columns, rows, max_rows)
-            bits = self.with_placeholders.on_grid(columns, rows, max_rows).grid_bits
-            return replace(self, grid_bits=bits, scale_share=shares.get("scale"), clip_share=shares.get("clip norm"))
-        if self.grid_bits is not None:
-            return self
-        row_limit, deviation = self.rows_at_most if rows is None else rows, None
-        if self.mechanism_info.additive:
-            trial = replace(self, grid_bits=LEAST_BITS)
-            variance = trial.calibrated(columns, max_rows).noise.variance_off_diagonal
-            deviation = variance and math.sqrt(variance) / 4**LEAST_BITS
-        grid_bits = LEAST_BITS
-        for bits in range(LEAST_BITS, _MAX_BITS + 1):
-            if not self._fits(bits, columns, row_limit, max_rows):
-                break
-            grid_bits = bits
-            if is_little(row_limit, columns, bits, deviation) if deviation else bits == SIMPLE_BITS:
-                break
-        return replace(self, grid_bits=grid_bits)
-
-    def _fits(self, bits: int, columns: int, rows: int, max_rows: int) -> bool:
-        """Whether 64-bit integers hold the sum of this many rows with this many grid bits, and the noise."""
-        trial = replace(self, grid_bits=bits)
-        try:
-            trial.calibrated(columns, max_rows)
-            return rows <= trial.bound(columns).total_rows
-        except UsageError:
-            return False
-
-    def _shares(self, columns: int, rows: int | None, max_rows: int) -> dict[Choice, Fraction]:
-        """Return the share of the loss for each choice: as given, or by the rule of the module."""
-        if rows is None and self.rows_at_most != ROWS_AT_MOST:
-            rows = self.rows_at_most
-        named: dict[Choice, Fraction | None] = {"scale": self.scale_share, "clip norm": self.clip_share}
-        shares = {choice: named[choice] or UNKNOWN for choice in self.chooses}
-        if rows is None:
-            return shares
-        gaussian = self._gaussian(columns, max_rows)
-        exchanged = 2 if self.neighbours is Neighbours.REPLACE_ONE else 1
-        for choice in [choice for choice in shares if named[choice] is None]:
-            counts, part = (columns, _COLUMNS) if choice == "scale" else (1, _NORMS)
-            allowed = rows * part / max_rows
-            if gaussian:
-                share = exchanged * counts * (float(gaussian_sigma(self.loss)) / allowed) ** 2
-            else:
-                share = math.sqrt(2) * exchanged * counts / (self.loss.epsilon * allowed)
-            shares[choice] = min(_LARGEST_SHARE, Fraction(max(1, math.ceil(100 * min(share, 1))), 100))
-        return shares
-
-    def _gaussian(self, columns: int, max_rows: int) -> bool:
-        return _proved(self.with_placeholders.calibrated(columns, max_rows)).mu_squared is not None
-
-    def of_table(self, table: Table) -> ReleaseRequest:
-        """Return the request with its grid bits for a table; UsageError for unknown targets."""
-        if missing := [name for name in self.targets if name not in table.names]:
-            raise UsageError(
-                f"There is no column {', '.join(missing)}; there are {listed(table.names)}.", parameter="targets"
-            )
-        # releases of periods are added, so their grid bits follow from the same public number, not from n
-        public = self.neighbours is Neighbours.REPLACE_ONE and not table.periodic
-        request = self.on_grid(table.columns, table.rows if public else None, table.max_rows)
-        return request.by_schema(table.schema) if self.clip_norm == "schema" else request
-
-    def by_schema(self, schema: Schema | None) -> ReleaseRequest:
-        """Return a request on a grid with the clip norm that follows from a schema."""
-        if schema is None or schema.norm is None or self.grid_bits is None:
-            lacks = "the schema leaves a range open" if schema is not None else "these rows have none"
-            raise UsageError(
-                f"{parameter('clip', 'schema')} needs a schema with a range for every number, and {lacks}."
-            )
-        return replace(self, clip_norm=clip_norm_without_clipping(schema.norm, len(schema.features), self.grid_bits))
-
-    def bound(self, columns: int) -> RowBound:
-        """Return how rows are bounded; private centring appends C/2. UsageError while a private choice is open."""
-        if self.clip_norm == "private" or self.scale == "private":
-            raise UsageError(f"The {self.chooses[0]} is unknown before the release chooses it. Pass a public one.")
-        if self.clip_norm == "schema":
-            raise UsageError(
-                f"{parameter('clip', 'schema')} is for rows that were ingested with a schema. For rows in memory, "
-                "pass a number slightly above the norm of their schema: 1.01 * schema.norm."
-            )
-        bits = self.grid_bits
-        if bits is None or self.clip_norm == "auto":
-            return self.on_grid(columns).bound(columns)
-        return RowBound(
-            columns=columns,
-            clip_norm=self.clip_norm,
-            grid_bits=bits,
-            centre=self.centre,
-            scale=self.scale,
-            # C/2 is within 3 % of the best choice for means of norm at least C/4
-            constant=2 ** (bits - 1) if self.centring is Centring.PRIVATE else 0,
-        )
-
-    @property
-    def with_placeholders(self) -> ReleaseRequest:
-        """The request with a clip norm of 1 and no scale for open choices: no width or noise in steps changes."""
-        if not self.chooses and self.clip_norm != "schema":
-            return self
-        clip = 1.0 if self.clip_norm in get_args(Word) else self.clip_norm
-        return replace(
-            self, clip_norm=clip, scale=None if self.scale == "private" else self.scale, scale_share=None,
-            clip_share=None, components=None, targets=(),
-        )  # fmt: skip
-
-    def parts(self, columns: int, max_rows: int = 1) -> Parts | None:
-        """Return the parts of a release with private choices; None without."""
-        if not self.chooses:
-            return None
-        # two stages are divided from the release, and then from each other (:mod:`dpdist.core.privacy.staged`)
-        gaussian = self._gaussian(columns, max_rows)
-        shares = self._shares(columns, None, max_rows)
-        share = sum(shares.values(), Fraction(0))
-
-        def histogram(choice: Choice, loss: PrivacyLoss) -> CalibratedHistogram:
-            if choice == "scale":
-                return column_histograms.calibrated(loss, self.neighbours, columns, max_rows)
-            return quantile.calibrated(loss, self.neighbours, max_rows)
-
-        def stages_at(loss: PrivacyLoss) -> tuple[dict[Choice, CalibratedHistogram], Guarantee]:
-            """Return the stages that share a loss, and their joint guarantee."""
-            first, *others = self.chooses
-            if not others:
-                stage = histogram(first, loss)
-                return {first: stage}, stage.guarantee
-            first_loss, second_loss = divided(
-                loss, shares[first] / share, lambda part: histogram(first, part).guarantee, gaussian=gaussian
-            )
-            stages = {first: histogram(first, first_loss), others[0]: histogram(others[0], second_loss)}
-            return stages, together(stages[first].guarantee, stages[others[0]].guarantee, loss)
-
-        stage_loss, moment_loss = divided(self.loss, share, lambda loss: stages_at(loss)[1], gaussian=gaussian)
-        stages, choice = stages_at(stage_loss)
-        moment = replace(self.with_placeholders, loss=moment_loss)
-        guarantee = together(choice, _proved(moment.calibrated(columns, max_rows)), self.loss)
-        return Parts(stages, choice, moment, guarantee)
-
-    def calibrated(self, columns: int, max_rows: int = 1) -> Calibrated:
-        """Return the mechanism for a number of columns; neighbours differ in at most ``max_rows`` rows of the sum.
-
-        UsageError for unsuitable options; RefusedError if the guarantee is weaker than the claim and not for
-        reproduction.
-        """
-        bound = self.bound(columns)
-        query = LatticeQuery(bound.width, bound.norm_bound, self.neighbours, max_rows)
-        result = calibrated(self.mechanism, query, self.loss, self.options)
-        private = is_private_as_claimed(result)
-        if private and self.for_reproduction:
-            raise UsageError(
-                f"{self.mechanism} is private as claimed at {self.loss}: leave {parameter('for_reproduction')} out, so "
-                "that the ledger is charged."
-            )
-        if not private and not self.for_reproduction:
-            raise RefusedError(self._unproved(result))
-        return result
-
-    def _unproved(self, result: Calibrated) -> str:
-        text = f"{self.mechanism} was published as {result.claim}"
-        if result.claim is None:
-            text = f"{self.mechanism} is not private and was never claimed to be"
-        elif result.guarantee is None:
-            text += "; there is no proof for the computed version"
-        else:
-            proved = result.guarantee.loss
-            text += f"; the proved loss is epsilon {proved.epsilon:g}, delta {proved.delta:.4g}"
-        return (
-            f"{text}. Use {parameter('mechanism', self.mechanism_info.replacement)} instead, or pass "
-            f"{parameter('for_reproduction')} with rows that were ingested without a budget: the release is then "
-            "charged to no ledger and marked as not private as claimed."
-        )
-
-    def guarantee(self, table: Table) -> Guarantee | None:
-        """Return the guarantee of a release of a table, if any; RefusedError if its unit requires a mu."""
-        guarantee = self.of_table(table).proved(table.columns, table.changed_rows)
-        if guarantee is not None and guarantee.mu_squared is None and table.unit and table.unit.max_periods is not None:
-            raise RefusedError(
-                f"{self.mechanism} cannot be charged for a privacy unit with rows in several periods: use "
-                f"{parameter('mechanism', 'gaussian')}."
-            )
-        return guarantee
-
-    def proved(self, columns: int, max_rows: int = 1) -> Guarantee | None:
-        """Return the joint guarantee of all parts of a release; None if there is none."""
-        parts = self.parts(columns, max_rows)
-        return self.calibrated(columns, max_rows).guarantee if parts is None else parts.guarantee
-
-    def parameters(self, table: Table) -> dict[str, object]:
-        """Return the parameters of the release besides the rows, as JSON values."""
-        return {
-            **common_parameters(table, self.mechanism, self.loss, self.neighbours),
-            "centring": self.centring.value,
-            "bound": self.of_table(table)._bound_json(table.columns, table.max_rows),  # noqa: SLF001 - of its own kind
-            "period": self.period,
-            "options": self.mechanism_info.filled(self.options),
-            **({"for_reproduction": True} if self.for_reproduction else {}),
-            **({"weights": list(table.weights)} if table.weights else {}),
-        }
-
-    def _bound_json(self, columns: int, max_rows: int) -> dict[str, object]:
-        values: dict[str, object] = dict(self.with_placeholders.bound(columns).to_json())
-        if not self.chooses:
-            return values
-        shares = {choice: str(share) for choice, share in self._shares(columns, None, max_rows).items()}
-        if "scale" in shares:
-            grid, targets = column_histograms.GRID, {"targets": list(self.targets)} if self.targets else {}
-            scale = {"mechanism": column_histograms.NAME, "grid": grid, "share": shares["scale"], **targets}
-            values |= {"clip_norm": self.clip_norm, "scale": scale}
-        if "clip norm" in shares:
-            components = {} if self.components is None else {"components": self.components}
-            values["clip_norm"] = {
-                "mechanism": quantile.NAME, "grid": CLIP_GRID.to_json(), "share": shares["clip norm"], **components,
-            }  # fmt: skip
-        return values
-
-    def release_id(self, table: Table) -> str:
-        """Return the chosen id, or the one that follows from the parameters."""
-        return id_of("r", self.parameters(table)) if self.name is None else self.name
-
 
 def common_parameters(table: Table, mechanism: str, loss: PrivacyLoss, neighbours: Neighbours) -> dict[str, object]:
     """Return the parameters that all kinds of releases have, as JSON values."""
@@ -534,34 +265,6 @@ def common_parameters(table: Table, mechanism: str, loss: PrivacyLoss, neighbour
 def id_of(kind: str, parameters: Mapping[str, object]) -> str:
     """Return the id that follows from the parameters of a release of a kind."""
     return f"{kind}-{hashlib.sha256(canonical(parameters).encode()).hexdigest()[:32]}"
-
-
-def parts_of(request: ReleaseRequest, columns: int, max_rows: int) -> Parts:
-    """Return the parts of a request that has private choices."""
-    parts = request.parts(columns, max_rows)
-    if parts is None:
-        raise AssertionError("a request without stages")
-    return parts
-
-
-def _proved(calibrated: Calibrated) -> Guarantee:
-    if calibrated.guarantee is None:
-        raise AssertionError("a charged release without a guarantee")
-    return calibrated.guarantee
-
-
-def clip_norm_without_clipping(norm: float, columns: int, grid_bits: int) -> float:
-    """Return the least clip norm, of seven digits, with which no row of a norm is shortened before it is rounded.
-
-    Rows are shortened to slightly less than the clip norm (:attr:`RowBound.shortened_norm`), and norms that are equal
-    on paper differ by some 1e-15 in float64.
-    """
-    return float(rounded_up(norm * (1 + 1e-12) / Dithering(columns, grid_bits).inner, 7))
-
-
-def auto_clip(columns: int) -> float:
-    """Return the default clip norm of scaled columns, to four digits; it clips some 6 % of skewed, correlated rows."""
-    return float(f"{AUTO_CLIP * math.sqrt(columns):.4g}")
 
 
 def exact_fraction(number: object) -> Fraction:

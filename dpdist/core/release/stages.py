@@ -28,17 +28,11 @@ from dpdist.core.release.advice import enough_epsilon, norm_by_schema
 from dpdist.core.release.attributes import Stage
 from dpdist.core.release.clip_trade import ForComponents, clip_for
 from dpdist.core.release.histograms import ColumnHistograms, ColumnsStage, drawn
-from dpdist.core.release.norm_histogram import NormHistogram, NormsRequest, NormsTransaction
-from dpdist.core.release.request import (
-    CLIP_GRID,
-    Choice,
-    Parts,
-    ReleaseRequest,
-    auto_clip,
-    clip_norm_without_clipping,
-    parts_of,
-)
-from dpdist.core.release.trusted import MomentTransaction, Staged
+from dpdist.core.release.norm_histogram import NormHistogram, NormsRequest, NormsStage
+from dpdist.core.release.plan import Dimensions, Plan, auto_clip, clip_norm_without_clipping, planned, proved
+from dpdist.core.release.request import CLIP_GRID, Choice, ReleaseRequest
+from dpdist.core.release.trusted import MomentTransaction, Realised
+from dpdist.core.rows.bounding import RowBound
 
 _OF_CLIP_NORM = 0.25
 """Standard deviation of a scaled target over the clip norm."""
@@ -47,101 +41,91 @@ _MOST_NOISE = 0.02
 Chosen = dict[str, float | tuple[float, ...]]
 
 
-def stage_of(transaction: MomentTransaction, choice: Choice) -> ColumnsStage | NormsTransaction:
+def stage_of(transaction: MomentTransaction, choice: Choice) -> ColumnsStage | NormsStage:
     """Return the stage of a release that makes one of its choices; earlier stages are committed."""
     return columns_of(transaction) if choice == "scale" else _norms(transaction)
 
 
 def columns_of(transaction: MomentTransaction) -> ColumnsStage:
     """Return the stage that chooses centre and scale."""
-    request, table = transaction.request, transaction.table
-    return ColumnsStage(request, table, transaction.ledger, Part.STAGE, transaction.release_id)
+    return ColumnsStage(transaction.plan, transaction.table, transaction.ledger, transaction.release_id)
 
 
-def _norms(transaction: MomentTransaction) -> NormsTransaction:
+def _norms(transaction: MomentTransaction) -> NormsStage:
     """Return the stage that chooses the clip norm, from norms about zero: the mean is not known yet."""
-    request, table = transaction.request, transaction.table
-    parts = parts_of(request, table.columns, table.max_rows)
-    part, bounded = Part.STAGE, parts.moment
-    if "scale" in request.chooses:
+    plan, table = transaction.plan, transaction.table
+    part, bound = Part.STAGE, plan.bound
+    if "scale" in plan.stages:
         part = Part.SECOND
-        bounded = standardising(request, parts, columns_of(transaction).read(), table.names)[0]
-    norms_request = _norms_request(parts, bounded, table.columns)
-    return NormsTransaction(norms_request, table, transaction.ledger, part, transaction.release_id)
+        bound = standardised(plan, columns_of(transaction).read(), table.names)[0]
+    return NormsStage(_norms_request(plan, bound), table, transaction.ledger, transaction.release_id, part)
 
 
-def _norms_request(parts: Parts, bounded: ReleaseRequest, width: int) -> NormsRequest:
+def _norms_request(plan: Plan, bound: RowBound) -> NormsRequest:
     """Return the request of the stage of the norms, for rows shifted and scaled as in the release."""
-    bound = bounded.bound(width)
+    request = plan.request
     return NormsRequest(
-        parts.stages["clip norm"].guarantee.loss, CLIP_GRID, bounded.neighbours, bound.centre, bound.scale,
-        bounded.accept_large_delta,
+        plan.stages["clip norm"].guarantee.loss, CLIP_GRID, request.neighbours, bound.centre, bound.scale,
+        request.accept_large_delta,
     )  # fmt: skip
 
 
 def resolved(transaction: MomentTransaction) -> MomentTransaction:
     """Read the committed stages, and return the release that follows from them; every repetition returns the same."""
-    request, table = transaction.request, transaction.table
-    norm_limit = norm_by_schema(table, request)
-    following, staged = _following(
-        request,
+    plan, table = transaction.plan, transaction.table
+    realised = _realised(
+        plan,
         table.names,
-        table.max_rows,
         lambda: columns_of(transaction).read(),
         lambda _: _norms(transaction).read(),
-        norm_limit,
+        norm_by_schema(table, plan.request),
     )
-    return replace(transaction, request=replace(following, name=transaction.release_id), staged=staged)
+    return replace(transaction, realised=realised)
 
 
-def _following(
-    request: ReleaseRequest,
+def _realised(
+    plan: Plan,
     names: Sequence[str],
-    max_rows: int,
     read_columns: Callable[[], ColumnHistograms],
-    read_norms: Callable[[ReleaseRequest], NormHistogram],
+    read_norms: Callable[[RowBound], NormHistogram],
     norm_limit: float | None = None,
-) -> tuple[ReleaseRequest, Staged]:
-    """Return the release that follows from its stages, and their description; no row is longer than ``norm_limit``."""
-    width = len(names)
-    parts = parts_of(request, width, max_rows)
-    following, chosen, by, answer = parts.moment, Chosen(), [], {}
-    if "scale" in request.chooses:
+) -> Realised:
+    """Return what follows from the stages of a plan; no row is longer than ``norm_limit``."""
+    request, width = plan.request, len(names)
+    bound, chosen, by, answer = plan.bound, Chosen(), [], {}
+    if "scale" in plan.stages:
         histograms = read_columns()
-        following, chosen = standardising(request, parts, histograms, names)
+        bound, chosen = standardised(plan, histograms, names)
         by, answer = [columns.NAME], histograms.to_json()
-    if "clip norm" in request.chooses:
-        norms = read_norms(following)
+    if "clip norm" in plan.stages:
+        norms = read_norms(bound)
         if request.components is None or request.components >= width:
             clip_norm, share = norms.clip_norm()
         else:
-            purpose = ForComponents(request.components, parts.moment.loss)
-            clip_norm, share = clip_for(purpose, norms, width, max_rows)
+            purpose = ForComponents(request.components, plan.loss)
+            clip_norm, share = clip_for(purpose, norms, width, plan.dimensions.changed_rows)
         chosen |= {"clip_norm": clip_norm, "quantile": float(share)}
-        if norm_limit is not None and following.grid_bits is not None:
-            unclipped = clip_norm_without_clipping(norm_limit, width, following.grid_bits)
+        if norm_limit is not None:
+            unclipped = clip_norm_without_clipping(norm_limit, width, bound.grid_bits)
             if unclipped <= clip_norm:  # public, and a larger norm would only add noise
                 del chosen["quantile"]
                 chosen["clip_norm"] = clip_norm = unclipped
-        following = replace(following, clip_norm=clip_norm)
+        bound = replace(bound, clip_norm=clip_norm)
         norms_json = {"edges": list(norms.edges), "counts": list(norms.counts), "noise": norms.noise.to_json()}
         answer = {**answer, "norms": norms_json} if by else norms_json
         by.append(quantile.NAME)
-    stage = Stage(", ".join(by), parts.choice.to_json(), chosen, answer)
-    return following, Staged(stage, parts.guarantee)
+    return Realised(bound, Stage(", ".join(by), proved(plan.choice).to_json(), chosen, answer))
 
 
-def standardising(
-    request: ReleaseRequest, parts: Parts, histograms: ColumnHistograms, names: Sequence[str]
-) -> tuple[ReleaseRequest, Chosen]:
-    """Return the release with centre and scale from the histograms of its columns, and the chosen values."""
-    scalings = histograms.standardised
+def standardised(plan: Plan, histograms: ColumnHistograms, names: Sequence[str]) -> tuple[RowBound, Chosen]:
+    """Return the bound of a plan with centre and scale from the histograms of its columns, and the chosen values."""
+    request, scalings = plan.request, histograms.standardised
     chosen: Chosen = {} if request.centre is not None else {"centre": tuple(column.centre for column in scalings)}
     chosen |= {
         "scale": tuple(column.scale for column in scalings),
         "bins": tuple(float(column.bins) for column in scalings),
     }
-    clip = 1.0 if isinstance(parts.moment.clip_norm, str) else parts.moment.clip_norm
+    clip = plan.bound.clip_norm
     # for short columns a larger norm would only add noise; of columns in which nothing was seen, values may be long
     auto = auto_clip(max(1, sum(not column.short for column in scalings)))
     if request.clip_norm == "auto":
@@ -153,7 +137,7 @@ def standardising(
             for name, column in zip(names, scalings, strict=True)
         )
     vectors: dict[str, Any] = {name: chosen[name] for name in ("centre", "scale") if name in chosen}
-    return replace(parts.moment, clip_norm=clip, **vectors), chosen
+    return replace(plan.bound, clip_norm=clip, **vectors), chosen
 
 
 def require_seen(request: ReleaseRequest, counting: ColumnCounting, rows: int, max_rows: int = 1) -> None:
@@ -185,27 +169,22 @@ def require_seen(request: ReleaseRequest, counting: ColumnCounting, rows: int, m
 
 def _least_rows(request: ReleaseRequest, counting: ColumnCounting, rows: int, max_rows: int) -> tuple[PrivacyLoss, int]:
     """Return the loss of the stage that chooses a scale, and the number of rows that it requires."""
-    width = counting.columns
-    stage = parts_of(request.on_grid(width, rows, max_rows), width, max_rows).stages["scale"]
+    stage = planned(request, Dimensions(counting.columns, rows, max_rows, max_rows)).stages["scale"]
     least = columns.least_rows(stage.noise, counting.grids)
     return stage.guarantee.loss, max(least, math.ceil(math.sqrt(stage.noise.variance) / _MOST_NOISE))
 
 
-def draw_unrecorded(
-    request: ReleaseRequest, names: Sequence[str], rows: int, counts: Callable[[Counting], Counts]
-) -> tuple[ReleaseRequest, Staged]:
+def draw_unrecorded(plan: Plan, names: Sequence[str], rows: int, counts: Callable[[Counting], Counts]) -> Realised:
     """Draw the stages of a release once, over rows without a ledger; the caller has charged all draws."""
-    width = len(names)
-    parts = parts_of(request, width, 1)
 
     def columns_drawn() -> ColumnHistograms:
-        counting, stage = ColumnCounting(grids_of_numbers(width)), parts.stages["scale"]
+        counting, stage = ColumnCounting(grids_of_numbers(len(names))), plan.stages["scale"]
         return ColumnHistograms.of_noisy(counting, drawn(stage, counts(counting)), stage.noise)
 
-    def norms_drawn(bounded: ReleaseRequest) -> NormHistogram:
-        stage, edges = parts.stages["clip norm"], CLIP_GRID.edges
-        noisy = drawn(stage, counts(NormCounting(_norms_request(parts, bounded, width).bound(width), edges)))
-        public = rows if request.neighbours is Neighbours.REPLACE_ONE else None
+    def norms_drawn(bound: RowBound) -> NormHistogram:
+        stage, edges = plan.stages["clip norm"], CLIP_GRID.edges
+        noisy = drawn(stage, counts(NormCounting(_norms_request(plan, bound).bound(len(names)), edges)))
+        public = rows if plan.request.neighbours is Neighbours.REPLACE_ONE else None
         return NormHistogram.of_noisy(noisy, stage, edges, public)
 
-    return _following(request, names, 1, columns_drawn, norms_drawn)
+    return _realised(plan, names, columns_drawn, norms_drawn)

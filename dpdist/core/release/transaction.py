@@ -6,14 +6,14 @@ or in sequence, in one process or several, and the ledger decides which draw cou
 1. :meth:`ReleaseTransaction.reserve` charges the ledger before any row is read; repeating it is free.
 2. :func:`commit_once` draws and commits, unless this has been done. An attempt that was overtaken is fenced out: it
    discards its draw and waits for the winner.
-3. :meth:`ReleaseTransaction.committed` reads the committed bytes and records their publication.
+3. :meth:`Draw.committed` reads the committed bytes and records their publication.
 
 If a release has several draws, because it chooses a clip norm, a scale or both, those before the last are its *stages*.
 Steps 2 and 3 run for each stage and then for the release. So a resumed release reads the committed stages, and draws
 none again. Step 1 charges all of them together (:mod:`dpdist.core.privacy.staged`), and their parameters are part of
 the id: nothing is left to choose in between.
 
-:meth:`ReleaseTransaction.abort` refunds a charge without a draw. The subclasses, for a second moment
+:meth:`Draw.abort` refunds a charge without a draw. The subclasses, for a second moment
 (:mod:`dpdist.core.release.trusted`) or a histogram (:mod:`dpdist.core.release.histograms`), define the draw.
 
 The noise of a band is drawn in blocks, by several threads if the band is large.
@@ -29,10 +29,10 @@ from the band alone, for any number of threads.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import IO, Generic, Protocol, TypeVar
+from typing import IO
 
 import numpy as np
 
@@ -56,59 +56,21 @@ _WINNER_DRAWS = 3
 _ATTEMPTS = 5
 
 
-class Request(Protocol):
-    """Public request: everything that a release depends on besides the rows."""
+class Draw(ABC):
+    """One draw over a table that is committed once: a release, or a stage of one."""
 
-    @property
-    def accept_large_delta(self) -> bool:
-        """Whether a delta of 1/n or more is intended."""
-        ...
-
-    def release_id(self, table: Table) -> str:
-        """Return the id, which is the same for every repetition of the request for the same rows."""
-        ...
-
-    def parameters(self, table: Table) -> dict[str, object]:
-        """Return the parameters of the release besides the rows, as JSON values."""
-        ...
-
-    def guarantee(self, table: Table) -> Guarantee | None:
-        """Return the guarantee, which is also the price; None if there is none."""
-        ...
-
-
-RequestT_co = TypeVar("RequestT_co", bound=Request, covariant=True)
-
-
-@dataclass(frozen=True)
-class ReleaseTransaction(Generic[RequestT_co]):
-    """One release: request, table, and the ledger that is charged."""
-
-    request: RequestT_co
     table: Table
     ledger: LedgerAddress
 
     @property
-    def part(self) -> Part:
-        """The part that this transaction commits: a release, or a stage."""
-        return Part.RELEASE
-
-    @property
-    def draws(self) -> Draws:
-        """Number of draws of the release."""
-        return 1
-
-    @property
+    @abstractmethod
     def release_id(self) -> str:
-        """The id under which the release happens once."""
-        return self.request.release_id(self.table)
+        """The id under which the release happens once, the same for every repetition for the same rows."""
 
-    def state(self) -> State | None:
-        """Return the state from the ledger; None if there is no ledger or no record."""
-        if not Ledger.stands_at(self.ledger):
-            return None
-        record = Ledger(self.ledger).record(self.release_id)
-        return None if record is None else record.state
+    @property
+    def part(self) -> Part:
+        """The part of the release that this is."""
+        return Part.RELEASE
 
     def account(self) -> Ledger:
         """Open the only ledger that may be charged."""
@@ -118,33 +80,6 @@ class ReleaseTransaction(Generic[RequestT_co]):
                 f"{step('ledger create', self.ledger, rows=self.table, budget_epsilon='E', budget_delta='D')}."
             )
         return Ledger.charged_for(self.table.store, self.table.ledger_id, self.ledger)
-
-    def reserve(self) -> State:
-        """Charge the release before any row is read; repeating it is free."""
-        return self.charge(self.account())
-
-    def charge(self, ledger: Ledger) -> State:
-        """Charge the release to an open ledger, as :meth:`reserve` does."""
-        guarantee = self.request.guarantee(self.table)
-        if guarantee is None:
-            raise RefusedError(
-                "This release has no proved guarantee, so no ledger can be charged for it. Use another mechanism: "
-                f"{step('mechanisms')} lists them."
-            )
-        record = ledger.record(self.release_id)
-        if record is None or record.state is State.ABORTED:  # a charged release is resumed
-            checks.require_small_delta(
-                guarantee.loss, guarantee.neighbours, self.table.rows, accepted=self.request.accept_large_delta
-            )
-        return ledger.reserve(
-            self.release_id,
-            dataset_id=self.table.dataset_id,
-            parameters=self.request.parameters(self.table),
-            guarantee=guarantee,
-            periods=self.table.seals,
-            draws=self.draws,
-            weights=dict(zip(self.table.seals, self.table.weights, strict=bool(self.table.weights))),
-        )
 
     def commit(self, drawn: Callable[[str], Iterable[bytes]]) -> None:
         """Draw and commit this part once, by :func:`commit_once`."""
@@ -162,6 +97,64 @@ class ReleaseTransaction(Generic[RequestT_co]):
     def abort(self) -> None:
         """Refund the charge, if neither the release nor a stage was committed."""
         Ledger(self.ledger).abort(self.release_id)
+
+
+class ReleaseTransaction(Draw):
+    """One release, with the charge for all its draws."""
+
+    @property
+    @abstractmethod
+    def parameters(self) -> dict[str, object]:
+        """The parameters of the release besides the rows, as JSON values."""
+
+    @property
+    @abstractmethod
+    def guarantee(self) -> Guarantee | None:
+        """The guarantee, which is also the price; None if there is none."""
+
+    @property
+    @abstractmethod
+    def accepts_large_delta(self) -> bool:
+        """Whether a delta of 1/n or more is intended."""
+
+    @property
+    def draws(self) -> Draws:
+        """Number of draws of the release."""
+        return 1
+
+    def state(self) -> State | None:
+        """Return the state from the ledger; None if there is no ledger or no record."""
+        if not Ledger.stands_at(self.ledger):
+            return None
+        record = Ledger(self.ledger).record(self.release_id)
+        return None if record is None else record.state
+
+    def reserve(self) -> State:
+        """Charge the release before any row is read; repeating it is free."""
+        return self.charge(self.account())
+
+    def charge(self, ledger: Ledger) -> State:
+        """Charge the release to an open ledger, as :meth:`reserve` does."""
+        guarantee = self.guarantee
+        if guarantee is None:
+            raise RefusedError(
+                "This release has no proved guarantee, so no ledger can be charged for it. Use another mechanism: "
+                f"{step('mechanisms')} lists them."
+            )
+        record = ledger.record(self.release_id)
+        if record is None or record.state is State.ABORTED:  # a charged release is resumed
+            checks.require_small_delta(
+                guarantee.loss, guarantee.neighbours, self.table.rows, accepted=self.accepts_large_delta
+            )
+        return ledger.reserve(
+            self.release_id,
+            dataset_id=self.table.dataset_id,
+            parameters=self.parameters,
+            guarantee=guarantee,
+            periods=self.table.seals,
+            draws=self.draws,
+            weights=dict(zip(self.table.seals, self.table.weights, strict=bool(self.table.weights))),
+        )
 
 
 def commit_once(

@@ -22,7 +22,8 @@ data set's record, so one of two concurrent attempts is refused.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -31,6 +32,7 @@ import numpy as np
 from dpdist.core.errors import DataError, RefusedError, UsageError
 from dpdist.core.ingest.registered import open_rows
 from dpdist.core.ledger import state_folder
+from dpdist.core.ledger.address import LedgerAddress
 from dpdist.core.ledger.journal import Draws, written
 from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.ledger.state import Part, State
@@ -44,8 +46,10 @@ from dpdist.core.progress import Steps
 from dpdist.core.release import archive, transaction
 from dpdist.core.release.artefact import FORMAT, Heading, Release, open_release
 from dpdist.core.release.attributes import Coverage, Stage
+from dpdist.core.release.plan import Plan, plan_of
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.release.transaction import ReleaseTransaction
+from dpdist.core.rows.bounding import RowBound
 from dpdist.core.rows.dataset import mark_reproduced
 from dpdist.core.rows.table import Table
 from dpdist.core.storage.arrays import attributes_of
@@ -55,42 +59,68 @@ from dpdist.core.triangle import Band, Triangle, unpacked
 
 
 @dataclass(frozen=True)
-class Staged:
-    """The stages of a release as it describes them, and the joint guarantee."""
+class Realised:
+    """The bound of the rows that follows from the stages of a release, and the stages as the release describes them."""
 
+    bound: RowBound
     stage: Stage
-    guarantee: Guarantee
 
 
 @dataclass(frozen=True)
-class MomentTransaction(ReleaseTransaction[ReleaseRequest]):
-    """The release of a second moment, with a fixed number of grid bits, and its target."""
+class MomentTransaction(ReleaseTransaction):
+    """The release of a second moment by a plan, and its target."""
 
+    plan: Plan
+    table: Table
+    ledger: LedgerAddress
     target: Store
-    staged: Staged | None = None  # if stages were drawn first
+    realised: Realised | None = None  # if stages were drawn first
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "request", self.request.of_table(self.table))
+    @classmethod
+    def of(cls, request: ReleaseRequest, table: Table, ledger: LedgerAddress, target: Store) -> MomentTransaction:
+        """Plan a release of a table."""
+        return cls(plan_of(request, table), table, ledger, target)
+
+    @cached_property
+    def release_id(self) -> str:
+        """The id, from the plan and the identity of the table."""
+        return self.plan.release_id(self.table)
+
+    @property
+    def parameters(self) -> dict[str, object]:
+        """The parameters of the release besides the rows, as JSON values."""
+        return self.plan.parameters(self.table)
+
+    @property
+    def guarantee(self) -> Guarantee | None:
+        """The guarantee of all draws together."""
+        return self.plan.guarantee
+
+    @property
+    def accepts_large_delta(self) -> bool:
+        """Whether a delta of 1/n or more is intended."""
+        return self.plan.request.accept_large_delta
+
+    @property
+    def bound(self) -> RowBound:
+        """How rows are bounded; with placeholders until the stages are drawn."""
+        return self.plan.bound if self.realised is None else self.realised.bound
 
     @property
     def draws(self) -> Draws:
         """One draw, and one more for each private choice."""
         draws: tuple[Draws, ...] = (1, 2, 3)
-        return draws[len(self.request.chooses)]
+        return draws[len(self.plan.stages)]
 
     def has(self, part: Part) -> bool:
         """Whether a part is committed."""
         record = Ledger(self.ledger).record(self.release_id)
         return record is not None and record.has(part)
 
-    def with_placeholders(self) -> MomentTransaction:
-        """Return the transaction with placeholders for open choices; no width or cost depends on them."""
-        return replace(self, request=self.request.with_placeholders)
-
     def reserve(self) -> State:
         """Charge the release, once its target is known to be free or to contain it."""
         stands = stands_at(self.target, self.release_id)
-        if self.request.for_reproduction:
+        if self.plan.request.for_reproduction:
             raise UsageError(
                 f"A release for reproduction cannot be charged to a ledger: leave {parameter('for_reproduction')} out."
             )
@@ -139,8 +169,7 @@ def finalise(
 ) -> None:
     """Check the total and conclude the release."""
     total = complete(transaction.table, total)
-    width = transaction.request.bound(transaction.table.columns).width
-    conclude(transaction, MomentMatrix(total.values, width), progress)
+    conclude(transaction, MomentMatrix(total.values, transaction.bound.width), progress)
 
 
 def conclude(transaction: MomentTransaction, moment: BandedMoment, progress: Steps | None = None) -> None:
@@ -148,7 +177,7 @@ def conclude(transaction: MomentTransaction, moment: BandedMoment, progress: Ste
 
     The speed of a slow draw may depend on the data: show progress on the trusted node's own terminal only.
     """
-    if transaction.request.for_reproduction:
+    if transaction.plan.request.for_reproduction:
         admit(transaction.table)
         with TemporaryFile() as file:
             written(file, _drawn(transaction, moment, progress))
@@ -168,12 +197,10 @@ def _drawn(
     condition: str | None = None,
 ) -> Iterator[bytes]:
     """Yield the archive of one fresh noisy release, without the exact moment."""
-    request, table = transaction.request, transaction.table
-    calibrated = request.calibrated(table.columns, table.changed_rows)
+    plan, table = transaction.plan, transaction.table
     heading = _heading(
-        request,
-        calibrated,
-        transaction.staged,
+        plan,
+        transaction.realised,
         table.names,
         table.rows,
         release_id=transaction.release_id,
@@ -184,48 +211,48 @@ def _drawn(
         schema=table.schema,
         weights=table.weights,
     )
-    return archive.archived(heading, noisy_answer(calibrated, heading.bound.width, moment, progress))
+    return archive.archived(heading, noisy_answer(plan.moment, heading.bound.width, moment, progress))
 
 
 def _heading(
-    request: ReleaseRequest, calibrated: Calibrated, staged: Staged | None, names: tuple[str, ...], rows: int,
-    **attributes: Any,
+    plan: Plan, realised: Realised | None, names: tuple[str, ...], rows: int, **attributes: Any
 ) -> Heading:  # fmt: skip
     """Return the public header of a release: request, guarantee, and n if it is public."""
+    request = plan.request
     public = request.neighbours is Neighbours.REPLACE_ONE
+    claim = plan.moment.claim
+    if realised is not None and plan.guarantee is not None:
+        claim = plan.guarantee.loss
     return Heading(
         mechanism=request.mechanism,
         names=names,
         neighbours=request.neighbours,
-        claim=calibrated.claim if staged is None else staged.guarantee.loss,
-        guarantee=calibrated.guarantee if staged is None else staged.guarantee,
-        bound=request.bound(len(names)),
-        noise=calibrated.noise,
+        claim=claim,
+        guarantee=plan.guarantee,
+        bound=plan.bound if realised is None else realised.bound,
+        noise=plan.moment.noise,
         rows=rows if public else None,
         rows_at_most=None if public else request.rows_at_most,
-        stage=None if staged is None else staged.stage,
+        stage=None if realised is None else realised.stage,
         **attributes,
     )
 
 
 def draw_unrecorded(
-    request: ReleaseRequest,
+    plan: Plan,
     moment: MomentMatrix,
     *,
     names: tuple[str, ...],
     rows: int,
     datasets: tuple[str, ...],
-    staged: Staged | None = None,
+    realised: Realised | None = None,
 ) -> Release:
     """Draw the noise once over rows without a ledger, and keep the release in memory; the caller has paid."""
-    calibrated = request.calibrated(len(names))
-    if request.for_reproduction:
+    if plan.request.for_reproduction:
         raise RefusedError("Rows in memory cannot be released for reproduction: ingest them, and use the command line.")
     extents = tuple(Coverage(dataset) for dataset in datasets)
-    heading = _heading(
-        request, calibrated, staged, names, rows, release_id=f"m-{random_token()}", extents=extents
-    )  # fmt: skip
-    answer = noisy_answer(calibrated, heading.bound.width, moment, None)
+    heading = _heading(plan, realised, names, rows, release_id=f"m-{random_token()}", extents=extents)
+    answer = noisy_answer(plan.moment, heading.bound.width, moment, None)
     if isinstance(answer, np.ndarray):
         return Release(answer=answer, **vars(heading))
     ((_, values),) = answer

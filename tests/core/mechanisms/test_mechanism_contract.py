@@ -32,6 +32,7 @@ from dpdist.core.noise.entropy import SYSTEM
 from dpdist.core.privacy.accounting import gaussian_delta
 from dpdist.core.privacy.guarantee import MICRO, Guarantee, Neighbours, PrivacyLoss
 from dpdist.core.release import transaction
+from dpdist.core.release.plan import Dimensions, planned
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.triangle import Band, diagonal_positions, unpacked
 from dpdist.literature.attack import KnownMoment
@@ -117,14 +118,14 @@ def test_private_mechanisms_are_charged_and_others_are_for_reproduction(name: st
     request = ReleaseRequest(name, loss_for(name), 1.0, neighbours=neighbours, options=least_options(name))
     again = replace(request, for_reproduction=True)
     if is_private_as_claimed(calibrated(name, SIZE, neighbours=neighbours)):
-        assert request.calibrated(SIZE).guarantee is not None
+        assert planned(request, Dimensions(SIZE)).moment.guarantee is not None
         with pytest.raises(UsageError, match="leave for_reproduction out"):
-            again.calibrated(SIZE)
+            planned(again, Dimensions(SIZE))
     else:
         assert info.replacement
         with pytest.raises(RefusedError, match=f"Use mechanism='{info.replacement}' instead"):
-            request.calibrated(SIZE)
-        assert again.calibrated(SIZE).noise.law
+            planned(request, Dimensions(SIZE))
+        assert planned(again, Dimensions(SIZE)).moment.noise.law
 
 
 # --- its options ------------------------------------------------------------------------------------------------------

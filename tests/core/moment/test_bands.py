@@ -38,6 +38,7 @@ from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.core.release import artefact, trusted
 from dpdist.core.release import transaction as drawing
 from dpdist.core.release.artefact import open_release
+from dpdist.core.release.plan import Dimensions, planned
 from dpdist.core.release.request import Centring, ReleaseRequest
 from dpdist.core.rows.bounding import RowBound
 from dpdist.core.rows.dataset import RowsTable
@@ -188,8 +189,8 @@ def test_a_release_in_bands_is_the_exact_moment_plus_one_draw_for_every_entry(
     request = replace(REQUEST, mechanism=mechanism, loss=loss, centring=centring, neighbours=neighbours)
     recording = Recording()
     monkeypatch.setattr(trusted, "SYSTEM", recording)
-    found, bound = release(table, request), request.bound(COLUMNS)
-    calibrated, replaying = request.calibrated(COLUMNS), Replaying(recording.drawn)
+    found, bound = release(table, request), planned(request, Dimensions(COLUMNS)).bound
+    calibrated, replaying = planned(request, Dimensions(COLUMNS)).moment, Replaying(recording.drawn)
     assert isinstance(calibrated, IndependentEntries)
     bands = [Band(i, min(i + 3, bound.width), bound.width) for i in range(0, bound.width, 3)]
     noise = np.concatenate([calibrated.draw_band(band, replaying) for band in bands])
@@ -337,7 +338,7 @@ def test_the_trusted_node_holds_one_band_at_a_time(tmp_path: Path, monkeypatch: 
     bands = [Band(0, 200, width), Band(200, 500, width), Band(500, width, width)]  # about as many entries each
     request = replace(REQUEST, mechanism="none", for_reproduction=True, name=None)  # draws nothing, so it is quick
     ledger = default_ledger(table.path)
-    transaction = trusted.MomentTransaction(request, wide, ledger, store_at(tmp_path / "release.zarr"))
+    transaction = trusted.MomentTransaction.of(request, wide, ledger, store_at(tmp_path / "release.zarr"))
     held: list[weakref.ref[npt.NDArray[np.int64]]] = []
     left: list[bool] = []
 
@@ -351,7 +352,11 @@ def test_the_trusted_node_holds_one_band_at_a_time(tmp_path: Path, monkeypatch: 
         held.clear()
 
     peak = peak_of(lambda: trusted.conclude(transaction, MomentBands(sums)))
-    promised = Layout(wide, REQUEST.bound(width), 1, tuple(bands)).trusted_bytes - PROCESS_BYTES - layouts._DRAWING
+    promised = (
+        Layout(wide, planned(REQUEST, Dimensions(width)).bound, 1, tuple(bands)).trusted_bytes
+        - PROCESS_BYTES
+        - layouts._DRAWING
+    )
     promised += 1 << 20  # the objects of Zarr and of the archive
     assert peak <= promised
     assert left

@@ -188,7 +188,7 @@ def test_the_same_again_is_the_same_answer_from_the_ledger_and_so_is_another_qua
     assert first.fresh
     (record,) = ledger_of(table).records
     assert record.state is State.PUBLISHED
-    assert record.release_id == first.histogram.release_id == REQUEST.release_id(table)
+    assert record.release_id == first.histogram.release_id == id_of(REQUEST, table)
     no_row_is_read(monkeypatch)
     assert clip_norm.choose_clip_norm(table.path, REQUEST, HALF) == replace(first, fresh=False)
     other = clip_norm.choose_clip_norm(table.path, REQUEST, Fraction("0.9"))
@@ -218,17 +218,21 @@ def test_after_a_raised_budget_the_answer_repeats_the_condition(table: RowsTable
     assert clip_norm.choose_clip_norm(table.path, REQUEST, HALF).histogram.condition is None  # drawn before
 
 
+def id_of(request: NormsRequest, table: RowsTable) -> str:
+    return NormsTransaction(request, table, table.path).release_id
+
+
 def test_the_id_follows_from_every_parameter_and_not_from_the_rows(table: RowsTable, tmp_path: Path) -> None:
     others = [
         replace(REQUEST, loss=PrivacyLoss.parse("0.9")), replace(REQUEST, grid=NormGrid.parse("1:64:3")),
         replace(REQUEST, neighbours=Neighbours.ADD_REMOVE), replace(REQUEST, centre=(0.0, 0.0, 0.0, 1.0)),
         replace(REQUEST, scale=(1.0, 1.0, 1.0, 2.0)),
     ]  # fmt: skip
-    assert len({request.release_id(table) for request in (REQUEST, *others)}) == 6
-    assert REQUEST.release_id(replace(table, rows=7)) == REQUEST.release_id(table)
+    assert len({id_of(request, table) for request in (REQUEST, *others)}) == 6
+    assert id_of(REQUEST, replace(table, rows=7)) == id_of(REQUEST, table)
     units = table_of(tmp_path / "units.zarr", some_rows(), BUDGET, unit=Unit("person", 3))
     assert clip_norm.choose_clip_norm(units.path, REQUEST, HALF).histogram.noise == DiscreteLaplace(6)
-    assert REQUEST.release_id(units) != REQUEST.release_id(replace(units, unit=None))
+    assert id_of(REQUEST, units) != id_of(REQUEST, replace(units, unit=None))
 
 
 def test_what_is_reserved_is_finished_whatever_it_is_worth(table: RowsTable) -> None:

@@ -26,6 +26,7 @@ from dpdist.core.release import advice, norm_histogram
 from dpdist.core.release.advice import forecast, forecast_accuracy, useful_epsilon
 from dpdist.core.release.clip_trade import ForComponents, clip_for, losses, noise_share, quantile_for, traces
 from dpdist.core.release.norm_histogram import NormHistogram, NormsRequest, NormsTransaction
+from dpdist.core.release.plan import Dimensions, planned
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.rows.bounding import RowBound
 from dpdist.core.rows.dataset import RowsTable
@@ -51,6 +52,10 @@ def transaction_of(request: NormsRequest, table: RowsTable) -> NormsTransaction:
     return NormsTransaction(request, table, default_ledger(table.path).absolute())
 
 
+def id_of(request: NormsRequest, table: RowsTable) -> str:
+    return transaction_of(request, table).release_id
+
+
 def chosen(table: RowsTable, request: NormsRequest = PURE, *, budget_delta: bool = True) -> clip_norm.ClipChoice:
     return clip_norm.choose_clip_norm(table.path, request, HALF, budget_delta=budget_delta)
 
@@ -74,9 +79,9 @@ def test_the_delta_is_that_of_the_budget_and_the_same_again_is_the_same_answer(
     table: RowsTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = chosen(table)
-    assert first.histogram.release_id == GAUSSIAN.release_id(table)
+    assert first.histogram.release_id == id_of(GAUSSIAN, table)
     (record,) = ledger_of(table).records
-    assert record.guarantee == GAUSSIAN.calibrated(table).guarantee
+    assert record.guarantee == transaction_of(GAUSSIAN, table).guarantee
     assert record.guarantee.mu_squared is not None
     no_row_is_read(monkeypatch)
     assert chosen(table) == replace(first, fresh=False)
@@ -95,7 +100,7 @@ def test_who_asks_for_no_delta_gets_laplace_noise_and_moves_no_other_answer(tabl
         assert chosen(table, budget_delta=delta) == replace(answer, fresh=False)
     without = table_of(tmp_path / "pure.zarr", some_rows(), PrivacyLoss.parse("2"))
     found = chosen(without)
-    assert (found.histogram.noise, found.histogram.release_id) == (DiscreteLaplace(4), PURE.release_id(without))
+    assert (found.histogram.noise, found.histogram.release_id) == (DiscreteLaplace(4), id_of(PURE, without))
 
 
 def test_what_was_released_first_is_given_again(table: RowsTable) -> None:
@@ -129,7 +134,7 @@ def test_over_budget_nothing_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_the_trusted_worker_settles_the_delta(table: RowsTable) -> None:
     where = Cluster(trusted_worker=True)
     first = clip_norm.choose_clip_norm(table.path, PURE, HALF, cluster=where, budget_delta=True)
-    assert first.histogram.release_id == GAUSSIAN.release_id(table)
+    assert first.histogram.release_id == id_of(GAUSSIAN, table)
     assert chosen(table) == replace(first, fresh=False)
 
 
@@ -253,7 +258,7 @@ def purpose(number: int, epsilon: str) -> ForComponents:
 def test_what_noise_is_said_to_be_is_that_of_the_release() -> None:
     share = noise_share(purpose(2, "1"), RELATION, 10, 3)
     request = ReleaseRequest("gaussian", PrivacyLoss.parse("1", "1e-6"), 50.0, grid_bits=16)
-    noise, bound = request.calibrated(10, 3).noise, request.bound(10)
+    noise, bound = planned(request, Dimensions(10, changed_rows=3)).moment.noise, planned(request, Dimensions(10)).bound
     assert np.sqrt(noise["variance_off_diagonal"]) * bound.unit**2 == pytest.approx(share * 50.0**2, rel=1e-3)
 
 

@@ -14,7 +14,7 @@ from support.cli_scene import Call
 import dpdist
 from dpdist.answers.bias import clipped_rows
 from dpdist.core.errors import ClippedRowsWarning, UsageError
-from dpdist.core.release.request import clip_norm_without_clipping
+from dpdist.core.release.plan import clip_norm_without_clipping
 from dpdist.core.rows.bounding import RowBound
 from dpdist.core.rows.dither import Dithering, DitherKey
 

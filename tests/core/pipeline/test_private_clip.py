@@ -38,7 +38,8 @@ from dpdist.core.privacy.accounting import gaussian_delta, gaussian_sigma
 from dpdist.core.privacy.guarantee import MICRO, Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.core.release.norm_histogram import NormHistogram
 from dpdist.core.release.parse import request_from
-from dpdist.core.release.request import CLIP_GRID, UNKNOWN, Centring, ReleaseRequest
+from dpdist.core.release.plan import UNKNOWN, Dimensions, plan_of, planned, proved
+from dpdist.core.release.request import CLIP_GRID, Centring, ReleaseRequest
 from dpdist.core.rows.columns import Column
 from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.units import Unit
@@ -76,34 +77,33 @@ def test_the_squares_of_three_gaussian_parts_are_those_of_the_whole(
 ) -> None:
     max_rows, whole = 7, PrivacyLoss.parse(*loss)
     asked = replace(GAUSSIAN, loss=whole, neighbours=neighbours, scale_share=share, clip_share=UNKNOWN)
-    parts = asked.on_grid(54, 10**6, max_rows).parts(54, max_rows)
-    assert parts is not None
-    moment = parts.moment.calibrated(54, max_rows).guarantee
+    plan = planned(asked, Dimensions(54, 10**6, max_rows, max_rows))
+    moment, choice, guarantee = plan.moment.guarantee, proved(plan.choice), proved(plan.guarantee)
     assert moment is not None
-    squares = [each.mu_squared or 0 for each in (*(stage.guarantee for stage in parts.stages.values()), moment)]
+    squares = [each.mu_squared or 0 for each in (*(stage.guarantee for stage in plan.stages.values()), moment)]
     assert 0 not in squares
     most = 1 / Fraction(gaussian_sigma(whole)) ** 2
-    assert list(parts.stages) == ["scale", "clip norm"]
-    assert parts.choice.mu_squared == sum(squares[:2])
-    assert parts.guarantee.mu_squared == sum(squares)
+    assert list(plan.stages) == ["scale", "clip norm"]
+    assert choice.mu_squared == sum(squares[:2])
+    assert guarantee.mu_squared == sum(squares)
     assert gaussian_delta(Fraction(loss[0]), sum(squares)) <= whole.delta
     assert most * Fraction(999, 1000) < sum(squares) <= most  # and little is lost
-    assert (parts.guarantee.loss, parts.guarantee.arithmetic) == (whole, Arithmetic.INTEGER_EXACT)
+    assert (guarantee.loss, guarantee.arithmetic) == (whole, Arithmetic.INTEGER_EXACT)
     exchanged = (2 if neighbours is Neighbours.REPLACE_ONE else 1) * max_rows**2
-    for square, part, columns, stage in zip(squares, (share, UNKNOWN), (54, 1), parts.stages.values(), strict=False):
+    for square, part, columns, stage in zip(squares, (share, UNKNOWN), (54, 1), plan.stages.values(), strict=False):
         assert 0.8 * part < square / most < 1.2 * part  # deviations are whole numbers
         assert isinstance(stage.noise, RoundedNormal)
         assert square == Fraction(exchanged * columns, stage.noise.sigma**2)  # of all rows of a unit
 
 
 def test_the_epsilons_of_three_pure_parts_add_up_to_the_whole() -> None:
-    parts = PURE.parts(3)
-    assert parts is not None
-    losses = [stage.guarantee.loss.epsilon_micro for stage in parts.stages.values()] + [parts.moment.loss.epsilon_micro]
+    plan = planned(PURE, Dimensions(3))
+    losses = [stage.guarantee.loss.epsilon_micro for stage in plan.stages.values()] + [plan.loss.epsilon_micro]
+    guarantee = proved(plan.guarantee)
     assert losses == [400_000, 400_000, 3_200_000]
-    assert parts.guarantee.loss == PURE.loss
+    assert guarantee.loss == PURE.loss
     # beside Gaussian releases each part is charged for itself
-    assert parts.guarantee.bounded_ranges == tuple(Fraction(2 * epsilon, MICRO) for epsilon in losses)
+    assert guarantee.bounded_ranges == tuple(Fraction(2 * epsilon, MICRO) for epsilon in losses)
 
 
 @pytest.mark.parametrize(
@@ -117,10 +117,9 @@ def test_the_norms_are_those_of_rows_that_the_first_stage_scaled(
     (record,) = ledger.records
     assert (record.state, record.draws, len(record.stages)) == (State.PUBLISHED, 3, 2)
     assert losses(ledger) == [request_.loss]
-    parts = request_.of_table(open_rows(rows)).parts(3)
-    assert parts is not None
-    assert found.guarantee == record.guarantee == parts.guarantee
-    assert found.noise == parts.moment.calibrated(3).noise
+    plan = plan_of(request_, open_rows(rows))
+    assert found.guarantee == record.guarantee == plan.guarantee
+    assert found.noise == plan.moment.noise
     assert found.private_as_claimed
     stage, bound = found.stage, found.bound
     assert stage is not None
@@ -344,10 +343,9 @@ def test_rows_that_fail_are_refunded_before_the_stage_is_drawn_and_never_afterwa
 def test_it_is_calibrated_for_all_rows_of_a_unit(tmp_path: Path) -> None:
     asked, unit = replace(CLIPPED, clip_share=Fraction(1, 10)), Unit("who", 2)
     found = release_rows(small(tmp_path / "units.zarr", unit=unit), tmp_path / "release.zarr", asked).release
-    parts = asked.parts(3, 1)
+    choice = proved(planned(asked, Dimensions(3)).choice)
     assert found.stage is not None
-    assert parts is not None
-    of_one_row = calibrated(parts.choice.loss, Neighbours.REPLACE_ONE).noise.to_json()["sigma"]
+    of_one_row = calibrated(choice.loss, Neighbours.REPLACE_ONE).noise.to_json()["sigma"]
     assert found.stage.answer["noise"]["sigma"] > 1.9 * of_one_row  # type: ignore[operator]
     assert found.unit == unit
 

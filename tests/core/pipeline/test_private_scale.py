@@ -29,6 +29,7 @@ from dpdist.core.pipeline.sources import ingest_rows
 from dpdist.core.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
 from dpdist.core.release import stages
 from dpdist.core.release.artefact import open_release
+from dpdist.core.release.plan import plan_of
 from dpdist.core.release.request import Centring, ReleaseRequest
 from dpdist.core.rows.columns import Column
 from dpdist.core.rows.schema import Schema
@@ -69,15 +70,14 @@ def test_it_is_one_release_at_the_price_of_both_of_rows_in_their_own_units(
 ) -> None:
     target = tmp_path / "release.zarr"
     made = release_rows(rows, target, request_)
-    found, parts = made.release, request_.of_table(open_rows(rows)).parts(3)
-    assert parts is not None
+    found, plan = made.release, plan_of(request_, open_rows(rows))
     assert found.stage is not None
     (record,) = ledger_of_rows(rows).records
     assert (record.state, losses(ledger_of_rows(rows))) == (State.PUBLISHED, [request_.loss])
-    assert found.guarantee == record.guarantee == parts.guarantee
+    assert found.guarantee == record.guarantee == plan.guarantee
     assert found.private_as_claimed
-    assert Guarantee.from_json(found.stage.guarantee) == parts.choice
-    assert found.noise == parts.moment.calibrated(3).noise
+    assert Guarantee.from_json(found.stage.guarantee) == plan.choice
+    assert found.noise == plan.moment.noise
 
     bound = found.bound
     assert bound.clip_norm == (4 if request_.clip_norm == 4 else 3.031)  # 1.75 sqrt(3)
@@ -105,7 +105,8 @@ def test_it_is_one_release_at_the_price_of_both_of_rows_in_their_own_units(
 def test_an_id_stands_for_one_share_and_a_share_that_is_named_for_itself(rows: Path, tmp_path: Path) -> None:
     found, other = open_rows(rows), replace(GAUSSIAN, scale_share=Fraction(1, 5))
     named = replace(GAUSSIAN, scale_share=Fraction("0.02"))  # the share that n, epsilon and d ask for
-    assert named.release_id(found) == GAUSSIAN.release_id(found) != other.release_id(found)
+    ids = [plan_of(request, found).release_id(found) for request in (named, GAUSSIAN, other)]
+    assert ids[0] == ids[1] != ids[2]
     fresh = [release_rows(rows, tmp_path / "r.zarr", replace(GAUSSIAN, name="census")).fresh for _ in range(2)]
     assert fresh == [True, False]
     with pytest.raises(RefusedError, match="is already used with other parameters"):
@@ -247,9 +248,7 @@ def test_noise_above_two_percent_of_n_on_a_count_is_refused_and_a_charged_id_is_
     opened = open_rows(rows)
 
     def noise(request: ReleaseRequest) -> float:
-        parts = request.of_table(opened).parts(3)
-        assert parts is not None
-        return float(np.sqrt(parts.stages["scale"].noise.variance))
+        return float(np.sqrt(plan_of(request, opened).stages["scale"].noise.variance))
 
     asked = replace(GAUSSIAN, scale_share=Fraction(1, 100))
     losses_asked = [PrivacyLoss.parse(str(epsilon), "1e-6") for epsilon in (0.2, 0.3, 0.4)]

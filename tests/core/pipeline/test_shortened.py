@@ -23,6 +23,7 @@ from dpdist.core.noise.entropy import SYSTEM
 from dpdist.core.pipeline.release import Outcome
 from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.release.artefact import Release
+from dpdist.core.release.plan import Dimensions, planned
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.runtime.cluster import Cluster
 from dpdist.core.triangle import unpacked
@@ -224,7 +225,7 @@ def test_the_estimators_warn_and_keep_what_was_paid_for() -> None:
 def test_the_error_of_the_trace_is_that_of_the_noise(mechanism: str, delta: str) -> None:
     """Deviations of 300 traces are off by .047 (kurtosis up to 3.7); .3 is 6.4 of that: once in 10^9."""
     d = 4
-    calibrated = ReleaseRequest(mechanism, PrivacyLoss.parse("1", delta), 1.0).calibrated(d)
+    calibrated = planned(ReleaseRequest(mechanism, PrivacyLoss.parse("1", delta), 1.0), Dimensions(d)).moment
     nothing = np.zeros(d * (d + 1) // 2, dtype=np.int64)
     draws = (calibrated.answer(MomentMatrix(nothing.copy(), d), SYSTEM) for _ in range(300))
     traces = [float(np.trace(unpacked(each.astype(np.int64), d))) for each in draws]

@@ -43,4 +43,4 @@ def transaction(table: RowsTable, tmp_path: Path, state: Path) -> MomentTransact
     ledger, rows = tmp_path / "books.ledger", tmp_path / "rows.zarr"
     shutil.copytree(table.path, rows)
     budget.create_ledger(ledger, rows, PrivacyLoss.parse("4", "1e-2"))
-    return MomentTransaction(REQUEST, open_rows(rows), ledger, store_at(tmp_path / "release.zarr"))
+    return MomentTransaction.of(REQUEST, open_rows(rows), ledger, store_at(tmp_path / "release.zarr"))

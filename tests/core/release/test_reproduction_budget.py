@@ -99,7 +99,7 @@ def test_rows_for_which_a_budget_was_ever_declared_are_not_reproduced_from(
     assert "A budget is declared" in str(result.exception)
     assert not target.exists()
     assert (rows / "zarr.json").read_bytes() == before
-    transaction = trusted.MomentTransaction(EXACT, open_rows(rows), budget.default_ledger(rows), store_at(target))
+    transaction = trusted.MomentTransaction.of(EXACT, open_rows(rows), budget.default_ledger(rows), store_at(target))
     with pytest.raises(RefusedError):  # and where the noise would have been drawn, whatever came before
         trusted.conclude(transaction, MomentMatrix(np.zeros(6, dtype=np.int64), 3))
     assert not target.exists()

@@ -43,7 +43,7 @@ from dpdist.core.triangle import unpacked
 
 def in_memory(transaction: MomentTransaction) -> Release:
     moment = moment_of(transaction)
-    return trusted.draw_unrecorded(transaction.request, moment, names=NAMES, rows=ROWS, datasets=("f" * 32,))
+    return trusted.draw_unrecorded(transaction.plan, moment, names=NAMES, rows=ROWS, datasets=("f" * 32,))
 
 
 @pytest.mark.parametrize("release", [published, in_memory])
@@ -65,7 +65,7 @@ def test_a_release_is_the_exact_moment_plus_one_draw_and_its_corner_is_exact_whe
     recording = Recording()
     monkeypatch.setattr(trusted, "SYSTEM", recording)
     released = release(transaction)
-    calibrated = transaction.request.calibrated(len(NAMES))
+    calibrated = transaction.plan.moment
     assert isinstance(calibrated, Additive)
     replaying = Replaying(recording.drawn)
     noise = unpacked(calibrated.draw(replaying), len(NAMES) + (centring is Centring.PRIVATE))

@@ -24,6 +24,7 @@ from dpdist.core.pipeline.release import release_rows
 from dpdist.core.pipeline.sources import ingest_rows
 from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.release.artefact import open_release
+from dpdist.core.release.plan import Dimensions, planned
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.rows import dataset, units
 from dpdist.core.rows.chunks import ChunkReader
@@ -258,7 +259,7 @@ def test_a_release_says_whose_rows_it_protects(tmp_path: Path, monkeypatch: pyte
     release = open_release(tmp_path / "r.zarr")
     assert release.unit == Unit("person", 2)
     assert release.rows == 3
-    alone = request.on_grid(2, 3, max_rows=2).calibrated(2).noise["variance_diagonal"]
+    alone = planned(request, Dimensions(2, 3, unit_rows=2)).moment.noise["variance_diagonal"]
     assert release.noise["variance_diagonal"] == pytest.approx(4 * alone, rel=1e-4)
     assert "replace-one of the rows of one person, 2 at most" in outcome.describe()
     refused = ReleaseRequest(mechanism="laplace", loss=PrivacyLoss.parse("1"), clip_norm=4.0)
