@@ -48,12 +48,9 @@ from dpdist.answers.covariance import covariance
 from dpdist.answers.regression import regressions
 from dpdist.answers.shrinkage import Shrinkage
 from dpdist.core.errors import DpdistError
-from dpdist.core.moment.histograms import ColumnCounting, grids_of_numbers
-from dpdist.core.moment.operator import MomentMatrix
-from dpdist.core.release import stages, trusted
-from dpdist.core.release.plan import Dimensions, planned
+from dpdist.core.ledger.in_memory import Register
+from dpdist.core.pipeline.arrays import ArrayRows, Paying, release_array
 from dpdist.core.rows.dither import DitherKey, Dithers
-from dpdist.core.triangle import packed
 
 Floats = npt.NDArray[np.float64]
 Random = np.random.Generator
@@ -172,21 +169,11 @@ def _names(rows: Floats) -> tuple[str, ...]:
 
 def drawn(rows: Floats, request: ReleaseRequest) -> tuple[Release, Floats, float]:
     """Draw a release; return it with the exact rows that it is of, (n, w), and the share of rows that were clipped."""
-    count, d = rows.shape
-    plan, realised = planned(request, Dimensions(d, count)), None
-
-    def counts(counting: Any) -> npt.NDArray[np.int64]:
-        found = np.zeros(counting.bins, dtype=np.int64)
-        counting.count(rows, found)
-        return found
-
-    if request.chooses:
-        stages.require_seen(request, ColumnCounting(grids_of_numbers(d)), count)
-        realised = stages.draw_unrecorded(plan, _names(rows), count, counts)
-    bound = plan.bound if realised is None else realised.bound
+    count = len(rows)
+    array = ArrayRows(rows, _names(rows), "float64", missing=False)
+    made, _ = release_array(array, request, Paying(request.loss), register=Register())
+    bound = made.bound
     bounded = bound.apply(rows, np.empty((count, bound.width)), Dithers(DitherKey(bytes(32)), 0))
-    moment = MomentMatrix(packed(np.rint(bounded.T @ bounded).astype(np.int64)), bound.width)
-    made = trusted.draw_unrecorded(plan, moment, names=_names(rows), rows=count, datasets=("d",), realised=realised)
     shifted = np.empty_like(rows)
     bound.shifted(rows, shifted)
     longer = float((np.linalg.norm(shifted, axis=1) > bound.shortened_norm * (1 + 1e-9)).mean())

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from dpdist import PrivatePCA, RefusedError
 from dpdist.core.errors import DpdistError
 from dpdist.core.ledger.in_memory import REGISTER
+from dpdist.core.text import random_token
 
 Table = npt.NDArray[np.float64]
 
@@ -47,10 +48,11 @@ def shares(rows: Table, delta: float | None, repeats: int) -> list[float] | str:
     exact = standard.T @ standard / len(rows)
     best = float(np.linalg.eigvalsh(exact)[-2:].sum())
     found = []
-    for _ in range(repeats):
+    for number in range(repeats):
         REGISTER._fits.clear()  # noqa: SLF001 - each release is the first
         try:
-            vectors = PrivatePCA(2, correlation=True, epsilon=1, delta=delta).fit(rows).components_
+            asked = PrivatePCA(2, correlation=True, epsilon=1, delta=delta, name=f"draw-{number}-{random_token()[:8]}")
+            vectors = asked.fit(rows).components_
         except RefusedError:
             return "refused: too few rows"
         except DpdistError as error:

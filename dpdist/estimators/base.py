@@ -51,6 +51,7 @@ class Shared(TypedDict, total=False):
     rows_at_most: int
     missing: str
     options: Mapping[str, object] | None
+    name: str | None
     cluster: Cluster | None
 
 
@@ -95,7 +96,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc] # no types
         published.
     budget_epsilon, budget_delta : str, int, float or Decimal, default None
         For rows in memory: limit on the joint cost of this release and all earlier ones of this process that share a
-        row with it. None: the cost of this release alone, so a second fit is refused. The limit also holds for fits
+        row with it. None: the cost of this release alone, so another release is refused. The limit also holds for fits
         chosen from earlier answers, provided all fits name the same limit; raising it after an answer does not bound
         that answer.
     budget : Budget, default None
@@ -114,11 +115,16 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc] # no types
         column. ``"centre"`` needs ``scale="private"`` or a public centre. For a rows.zarr, the schema decides.
     options : mapping of str, default None
         Public parameters of the mechanism, by name.
+    name : str, default None
+        The id of the release, 1 to 64 letters, digits, hyphens or underscores. None: it follows from rows and
+        parameters, so the same fit of the same rows returns the same release and is not charged. A name asks for
+        another draw, which is charged.
     cluster : Cluster, default None
         Where to compute, for the path of a rows.zarr. None: on this machine, as in :func:`dpdist.release_rows`.
     """
 
     release_: Release
+    fresh_: bool  # whether the release was drawn by this fit, or returned again
     _centre: ClassVar[str] = "none"  # the default of ``centre``
     _layout: Sequence[tuple[str, Any]] = ()  # labels of the columns of a fitted xarray object
 
@@ -143,6 +149,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc] # no types
         rows_at_most: int = ROWS_AT_MOST,
         missing: str = "refuse",
         options: Mapping[str, object] | None = None,
+        name: str | None = None,
         cluster: Cluster | None = None,
     ) -> None:
         self.epsilon = epsilon
@@ -163,6 +170,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc] # no types
         self.rows_at_most = rows_at_most
         self.missing = missing
         self.options = options
+        self.name = name
         self.cluster = cluster
 
     def __sklearn_tags__(self) -> Any:

@@ -3,8 +3,8 @@
 The path of a rows.zarr is released as by ``dpdist release`` and charged to the durable ledger of the table, under an id
 determined by the dataset and the parameters. Repeating the same fit returns the same bytes at no cost.
 
-Rows in memory have no ledger. They are bounded and summed in the same way, and charged to the register of this process
-(:mod:`dpdist.core.ledger.in_memory`).
+Rows in memory are released in the same way (:mod:`dpdist.core.pipeline.arrays`), with a ledger in memory, and charged
+to the register of this process (:mod:`dpdist.core.ledger.in_memory`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -36,27 +37,25 @@ from dpdist.core.ledger.address import LedgerAddress, address_of
 from dpdist.core.ledger.in_memory import REGISTER, Budget
 from dpdist.core.mechanisms.info import COMPONENTS, Output
 from dpdist.core.mechanisms.registry import mechanism_named, recommended
-from dpdist.core.moment.histograms import ColumnCounting, grids_of_numbers
-from dpdist.core.moment.operator import MomentMatrix
+from dpdist.core.moment.arrays import Survey
 from dpdist.core.naming import step
 from dpdist.core.options import ROWS_AT_MOST, Amount, Clip, RequestOptions, Word
 from dpdist.core.paths import text_of
+from dpdist.core.pipeline.arrays import Paying, release_array
 from dpdist.core.pipeline.release import release_table
 from dpdist.core.privacy import checks
-from dpdist.core.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, neighbours_of
-from dpdist.core.release import archive, stages, trusted
-from dpdist.core.release.advice import blindly_scaled_message, choice_refused
+from dpdist.core.privacy.guarantee import Guarantee, PrivacyLoss, neighbours_of
+from dpdist.core.release import archive
+from dpdist.core.release.advice import blindly_scaled_message
 from dpdist.core.release.artefact import Release, open_release
 from dpdist.core.release.parse import request_from
-from dpdist.core.release.plan import Dimensions, plan_of, planned, proved, require_known_norm, without_choices
+from dpdist.core.release.plan import Dimensions, plan_of, planned, without_choices
 from dpdist.core.release.request import Centring, ReleaseRequest
-from dpdist.core.release.stages import require_seen
 from dpdist.core.runtime.checks import forbid_core_dumps
 from dpdist.core.runtime.cluster import chosen
 from dpdist.core.storage.store import AnyStore, Store, store_at
 from dpdist.core.triangle import Band, packed
 from dpdist.estimators.base import PrivateEstimator, Shared
-from dpdist.estimators.in_memory import ArraySum, require_sound
 from dpdist.estimators.inputs import Rows, rows_at, rows_of, set_columns, user_names
 from dpdist.estimators.labels import require_same_columns
 
@@ -87,6 +86,8 @@ def request_of(
         raise UsageError("missing must be 'refuse' or 'centre'.")
     if not isinstance(estimator.accept_large_delta, bool):
         raise UsageError("accept_large_delta must be True or False.")
+    if not isinstance(estimator.name, str | None):
+        raise UsageError("name must be None or a text, which becomes the id of the release.")
     if not isinstance(estimator.options, Mapping | None):
         raise UsageError("options must be a mapping of the mechanism's parameters by name.")
     options = dict(estimator.options or {})
@@ -112,6 +113,7 @@ def request_of(
         "targets": tuple(targets) if scale == "private" or scaled_by_default else (),
         "grid_bits": None if estimator.grid_bits is None else int(estimator.grid_bits),
         "rows_at_most": int(estimator.rows_at_most),
+        "id": estimator.name,
         "options": options,
     }
     return request_from(RequestOptions(**parameters), vectors=vectors)
@@ -161,7 +163,8 @@ def released(
         rows = rows if join is None else join(rows)
         require_same_columns(estimator, data, rows)
         check(request, rows.columns)
-        release = _from_memory(estimator, rows, request) if path is None else _from_table(estimator, path, request)
+        made = _from_memory(estimator, rows, request) if path is None else _from_table(estimator, path, request)
+        release, fresh = made
     except BaseException:  # a refused fit does not discard the release of an earlier one
         estimator.__dict__.clear()
         estimator.__dict__.update(before)
@@ -169,6 +172,7 @@ def released(
     for name in set(vars(estimator)) - {"n_features_in_", "feature_names_in_"}:
         if name.endswith("_"):
             delattr(estimator, name)  # results of an earlier release
+    estimator.fresh_ = fresh
     estimator.release_ = release  # set first: a later failure does not lose a release that was charged
     if path is None and estimator.release is not None:
         save(release, estimator.release)
@@ -196,7 +200,7 @@ def _ledger_address(estimator: PrivateEstimator) -> LedgerAddress | None:
     return None if estimator.ledger is None else address_of(str(estimator.ledger), Path())
 
 
-def _from_table(estimator: PrivateEstimator, rows: Store, request: ReleaseRequest) -> Release:
+def _from_table(estimator: PrivateEstimator, rows: Store, request: ReleaseRequest) -> tuple[Release, bool]:
     if estimator.missing != "refuse":
         raise UsageError("missing is for rows in memory: for a rows.zarr, leave it out; the schema decides.")
     if any(limit is not None for limit in (estimator.budget_epsilon, estimator.budget_delta, estimator.budget)):
@@ -210,47 +214,17 @@ def _from_table(estimator: PrivateEstimator, rows: Store, request: ReleaseReques
     )
     if outcome.fresh:
         REGISTER.note(table.rows, guarantee_of(outcome.release), table.dataset_id)
-    return outcome.release
+    return outcome.release, outcome.fresh
 
 
-def _from_memory(estimator: PrivateEstimator, rows: Rows, request: ReleaseRequest) -> Release:
+def _from_memory(estimator: PrivateEstimator, rows: Rows, request: ReleaseRequest) -> tuple[Release, bool]:
     _require_memory(estimator, request)
-    if rows.known_rows == 0:
-        raise DataError("X has no rows, so there is nothing to release.")
-    budget = _budget(estimator, request.loss)
-    public = rows.known_rows if request.neighbours is Neighbours.REPLACE_ONE else None
-    require_known_norm(request)
-    plan = planned(request, Dimensions(rows.columns, public))
-    guarantee, bound = proved(plan.guarantee), plan.bound
-    if estimator.release is not None:
-        store_at(estimator.release).require_new("release")
-    total = rows.total(bound, REGISTER.key)
-    require_sound(total, bound, missing=estimator.missing == "centre")
-    _warn(total, named=not request.chooses)
-    if "scale" in request.chooses:
-        require_seen(request, ColumnCounting(grids_of_numbers(rows.columns)), total.rows)
-    if refused := choice_refused(request, rows.columns, total.rows):
-        raise RefusedError(f"{refused} Nothing was spent.")
-    loss = guarantee.loss
-    checks.require_small_delta(loss, request.neighbours, total.rows, accepted=request.accept_large_delta)
-    checks.warn(loss, request.neighbours, total.rows)
-    datasets = REGISTER.charge(total.fingerprints, total.rows, guarantee, budget, estimator.budget)
-    realised = None
-    if request.chooses:
-        realised = stages.draw_unrecorded(plan, rows.column_names, total.rows, rows.counts)
-        bound = realised.bound
-        fingerprints, total = total.fingerprints, rows.total(bound, REGISTER.key)
-        if not fingerprints.same_rows(total.fingerprints):
-            raise DataError(
-                "X returned different rows on the second read, as a lazy array does that draws random numbers or whose "
-                "files changed. The first pass is charged, and nothing was released. Compute or store X before "
-                "fitting."
-            )
-        require_sound(total, bound, missing=estimator.missing == "centre")
-    moment = MomentMatrix(total.values, bound.width)
-    return trusted.draw_unrecorded(
-        plan, moment, names=rows.column_names, rows=total.rows, datasets=datasets, realised=realised
-    )
+    paying = Paying(_budget(estimator, request.loss), estimator.budget)
+    return release_array(
+        rows.to_release(missing=estimator.missing == "centre"), request, paying,
+        target=None if estimator.release is None else store_at(estimator.release),
+        on_survey=partial(_warn, named=not request.chooses), register=REGISTER,
+    )  # fmt: skip
 
 
 def _require_memory(estimator: PrivateEstimator, request: ReleaseRequest) -> None:
@@ -286,7 +260,7 @@ def _budget(estimator: PrivateEstimator, loss: PrivacyLoss) -> PrivacyLoss | Non
     return PrivacyLoss.parse(str(estimator.budget_epsilon), str(estimator.budget_delta))
 
 
-def _warn(total: ArraySum, *, named: bool) -> None:
+def _warn(total: Survey, *, named: bool) -> None:
     """Warn of parameters evidently taken from the data. The caller holds the array, so the warning is no leak."""
     if named and total.clipped_by_data:
         warnings.warn(

@@ -12,11 +12,10 @@ failure is visible to others should ingest the rows first and fit the rows.zarr,
 from __future__ import annotations
 
 import math
-import operator
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,29 +30,19 @@ from dpdist.core.ingest.collection import whole_rows
 from dpdist.core.ingest.readers.base import counts_rows, numbered
 from dpdist.core.ingest.readers.chunked import fill_of
 from dpdist.core.ingest.registered import open_rows
-from dpdist.core.moment.histograms import Counting, Counts
-from dpdist.core.moment.total import key_here
-from dpdist.core.parallel import available_cores, threaded
-from dpdist.core.rows.bounding import RowBound
+from dpdist.core.moment.arrays import batches, dense, known_rows
+from dpdist.core.pipeline.arrays import MISSING_CURE, ArrayRows
 from dpdist.core.rows.columns import DTYPES
 from dpdist.core.rows.dataset import FORMAT
 from dpdist.core.rows.units import spelled
-from dpdist.core.runtime.checks import forbid_core_dumps
 from dpdist.core.storage.store import Store, store_at
 from dpdist.core.text import listed
-from dpdist.core.triangle import Band
 from dpdist.estimators.checked import RowsError, checked, kind_of, not_numbers, two_dimensions
-from dpdist.estimators.in_memory import MISSING_CURE, ArraySum, BlockSum, RowSum, add_sums, count_block, dense
 from dpdist.formats.labelled import laid_out, layout_of, require_layout
 
 Values = npt.NDArray[np.generic]
-Function = Callable[[Any], Any]
-_PIECE_BYTES = 8 << 20
-"""Bytes, as float64, of the rows read from disk at once."""
 _STEP = "dpdist-project"
 """Name of the Dask tasks of a projection."""
-_WORTH_A_THREAD = 1 << 20
-"""Values that justify starting another thread."""
 
 
 _CF = frozenset({
@@ -78,8 +67,7 @@ class Rows:
     @property
     def known_rows(self) -> int | None:
         """The number of rows n; None if unknown before the rows are computed."""
-        rows = self.data.shape[0]
-        return None if math.isnan(rows) else int(rows)
+        return known_rows(self.data)
 
     @property
     def columns(self) -> int:
@@ -93,52 +81,13 @@ class Rows:
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
-        """The type of the blocks: see :func:`dpdist.estimators.in_memory.dense`."""
+        """The type of the blocks: see :func:`dpdist.core.moment.arrays.dense`."""
         dtype = np.dtype(self.data.dtype)
         return dtype if dtype.name in DTYPES and dtype.isnative else np.dtype(np.float64)
 
-    def total(self, bound: RowBound, key: bytes) -> ArraySum:
-        """Return the exact sum over all rows, in one pass."""
-
-        def of_run(rows: range) -> ArraySum:
-            row_sum = RowSum(bound, key, key_here())
-            for _, batch in self._batches(rows):
-                row_sum.add(batch)
-            return row_sum.total()
-
-        total: ArraySum = self._reduced(BlockSum(bound, key), of_run, add_sums, 8 * Band.whole(bound.width).entries)
-        return total
-
-    def counts(self, counting: Counting) -> Counts:
-        """Return the number of rows in each bin, in one pass."""
-        of_block = partial(count_block, counting=counting)
-
-        def of_run(rows: range) -> Counts:
-            return reduce(operator.iadd, (of_block(batch) for _, batch in self._batches(rows)))
-
-        counts: Counts = self._reduced(of_block, of_run, operator.iadd, 8 * counting.bins)
-        return counts
-
-    def _reduced(self, of_block: Function, of_run: Function, add: Callable[[Any, Any], Any], nbytes: int) -> Any:
-        """Reduce all rows: the blocks of a Dask array on its workers, other rows in one run per thread."""
-        if self.lazy:
-            from dpdist.core.runtime.collections import reduce_blocks  # noqa: PLC0415 - optional dependency
-
-            return reduce_blocks(whole_rows(self.data), of_block, add, nbytes)
-        forbid_core_dumps()
-        rows, (step,) = self.data.shape[0], (getattr(self.data, "chunks", None) or (1,))[:1]
-        threads = max(1, min(available_cores(), rows * self.columns // _WORTH_A_THREAD, rows // step))
-        cuts = [step * (rows // step * i // threads) for i in range(threads)] + [rows]
-        with threaded(threads) as thread_map:
-            return reduce(add, list(thread_map(of_run, map(range, cuts, cuts[1:]))))
-
-    def _batches(self, rows: range) -> Iterator[tuple[slice, npt.NDArray[np.generic]]]:
-        step = max(1, _PIECE_BYTES // (8 * self.columns))
-        if chunk := getattr(self.data, "chunks", None):  # read no chunk of a Zarr array or HDF5 file twice
-            step = max(1, step // chunk[0]) * chunk[0]
-        for start in range(rows.start, rows.stop, step):
-            index = slice(start, min(start + step, rows.stop))
-            yield index, dense(self.data[index])
+    def to_release(self, *, missing: bool) -> ArrayRows:
+        """Return the rows as the core releases them."""
+        return ArrayRows(self.data, self.column_names, self.dtype.name, missing)
 
     def mapped(
         self,
@@ -158,7 +107,7 @@ class Rows:
             )  # fmt: skip
         else:
             result = np.empty((self.data.shape[0], width), dtype)
-            for index, batch in self._batches(range(len(result))):
+            for index, batch in batches(self.data, range(len(result))):
                 result[index] = function(batch)
         if self.labelled is None:
             return result

@@ -51,7 +51,8 @@ def private_pca(
     table : path-like or table
         A file, such as .csv or .parquet; or a DataFrame or array in memory. The rows of a file are stored next to it,
         with a ledger: ``table.csv`` gets ``table.zarr`` and ``table.ledger``. Their budget is the loss of the first
-        call, unless ``budget_epsilon`` and ``budget_delta`` are larger. Repeating a call is free.
+        call, unless ``budget_epsilon`` and ``budget_delta`` are larger. Repeating a call is free; for a table in
+        memory, within this process.
     epsilon : str, int, float or Decimal
         Privacy loss epsilon.
     delta : str, int, float or Decimal, default None
@@ -138,10 +139,13 @@ def private_pca(
             size = f"{counted(found.known_rows, 'row')} of {size}"  # else the number of rows is private
         say(
             f"The table: {size}. {rows_are(owner)}. Cells without a number count as the centre of their column, which "
-            "weakens its correlations. Rows in memory have no ledger: keep the result, as a second call is refused "
-            "unless a budget pays for it."
+            "weakens its correlations. Rows in memory have no ledger on disk: in this process the same call returns "
+            "the same result, and another release of these rows is refused unless a budget pays for it."
         )
-        return estimator.fit(data)
+        estimator.fit(data)
+        if not estimator.fresh_:
+            say("Returned again, not charged.")
+        return estimator
 
 
 def _in_memory(table: Any, schema: Any, owner: Owner) -> Any:

@@ -21,6 +21,7 @@ from dpdist.answers.correlation import correlation as correlation_of
 from dpdist.answers.fitting import components_of
 from dpdist.core.errors import BelowNoiseError, BelowNoiseWarning, DataError, UsageError
 from dpdist.core.ingest.registered import open_rows
+from dpdist.core.moment.arrays import with_centre
 from dpdist.core.naming import ESTIMATORS, naming, parameter, step
 from dpdist.core.pipeline.projection import Projector, scores_in_memory
 from dpdist.core.release.artefact import Release, open_release
@@ -29,7 +30,6 @@ from dpdist.core.runtime.cluster import Cluster
 from dpdist.estimators import fit as fits
 from dpdist.estimators import likelihood
 from dpdist.estimators.base import Matrix, PrivateEstimator, Shared, with_shared_parameters
-from dpdist.estimators.in_memory import with_centre
 from dpdist.estimators.inputs import rows_at, rows_in_memory, rows_of, scores_rows
 from dpdist.formats.labelled import relabelled
 
@@ -129,12 +129,13 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
     **Later steps of a pipeline are not private.** A classifier fitted to the scores learns from private rows. The
     guarantee covers the estimator, not results computed from ``transform``.
 
-    **Rows in memory have no ledger.** A register in this process recognises rows by their values: in copies, in other
-    orders, types and chunkings, and as parts of other tables. It does not see releases of other processes, nor rows
-    whose values changed, for example by a scaler (:mod:`dpdist.core.ledger.in_memory`). A second fit of as many
-    rows, of whatever columns, therefore warns of the joint cost. Charge all fits on the same people to one
-    :class:`dpdist.Budget`, which counts every fit whatever its rows, or ingest the rows and fit the path: its ledger is
-    durable, and repeating a fit returns the same release at no cost.
+    **Rows in memory have no ledger on disk.** A register in this process recognises rows by their values: in copies, in
+    other orders, types and chunkings, and as parts of other tables. The same fit of the same rows returns the same
+    release and is not charged (``fresh_`` is False); `name` asks for another draw. The register does not see releases
+    of other processes, nor rows whose values changed, for example by a scaler (:mod:`dpdist.core.ledger.in_memory`). A
+    release of as many rows, of whatever columns, therefore warns of the joint cost. Charge all fits on the same people
+    to one :class:`dpdist.Budget`, which counts every release whatever its rows, or ingest the rows and fit the path:
+    its ledger is durable.
 
     NaN and infinity are refused before anything is charged. In a rows.zarr, such a row counts as zero.
 

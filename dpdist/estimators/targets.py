@@ -14,9 +14,9 @@ from sklearn.utils.validation import check_array
 from dpdist.core.errors import DataError
 from dpdist.core.frames import converted, is_a
 from dpdist.core.ingest.collection import whole_rows
+from dpdist.core.moment.arrays import dense
 from dpdist.core.text import listed
 from dpdist.estimators.checked import RowsError
-from dpdist.estimators.in_memory import dense
 from dpdist.estimators.inputs import Rows
 
 Values = npt.NDArray[np.float64]

@@ -84,4 +84,4 @@ def test_workers_in_another_folder_and_by_tls_write_where_the_user_said_and_prog
         request = dpdist.ReleaseRequest("gaussian", LOSS, 12.0)
         assert dpdist.release_rows("frame.zarr", "release.zarr", request, cluster=where).release.rows == len(ROWS)
     assert any(" on 1 worker at " in step for step, _, _ in told)
-    assert ("Surveying blocks", 5, 5) in told  # lengths of a dataframe's blocks are computed
+    assert ("Writing blocks", 5, 5) in told

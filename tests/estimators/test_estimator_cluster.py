@@ -92,7 +92,8 @@ def test_a_release_of_rows_in_memory_can_be_kept_and_taken_up_again(tmp_path: Pa
     assert np.allclose(again.components_, found.components_, atol=1e-12)
     assert again.guarantee_ == found.guarantee_
     assert clone(again).get_params().items() >= LOSS.items()
-    with pytest.raises(DataError, match="exists already"):
+    assert not PrivatePCA(2, **LOSS, mechanism=mechanism, options=options, release=place).fit(table()).fresh_
+    with pytest.raises(DataError, match="contains another release"):
         PrivatePCA(2, **LOSS, release=place).fit(table(1))
     if mechanism == "power":
         told = (found.explained_variance_, found.explained_variance_ratio_, found.n_above_noise_)

@@ -163,9 +163,9 @@ def test_a_target_that_is_drowned_leaves_the_release() -> None:
     """A constant seems to vary with probability 0.025; in each of four fits with 4e-7."""
     x, y = rows_of()
     asked, said = PrivateRidge(epsilon=0.01, delta=1e-6, clip=9.0, budget_epsilon=1, budget_delta=1e-5), ""
-    for _ in range(4):
+    for number in range(4):
         try:
-            clone(asked).fit(x, 1e-6 * y)
+            clone(asked).set_params(name=f"draw-{number}").fit(x, 1e-6 * y)
         except BelowNoiseError as error:
             said = str(error)
             break
@@ -179,8 +179,8 @@ def test_columns_that_may_explain_nothing_come_with_a_warning() -> None:
     asked = PrivateRidge(epsilon=1, delta=1e-6, clip=9.0, budget_epsilon=100, budget_delta=1e-5)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        for _ in range(4):
-            asked.fit(x, y)
+        for number in range(4):
+            asked.set_params(name=f"draw-{number}").fit(x, y)
     drowned = [str(each.message) for each in said if each.category is BelowNoiseWarning]
     assert any("may explain nothing of y" in text for text in drowned)
 

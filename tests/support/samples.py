@@ -106,7 +106,7 @@ def record(folder: Path, call: Call) -> None:
         done = call(*words)
         assert done.code in {0, 4}, (words, done.told)  # four means that no component stood above the noise
 
-    computed = release._compute
+    computed = release.compute
 
     def dies(*_: object) -> None:
         raise DiedError
@@ -120,10 +120,10 @@ def record(folder: Path, call: Call) -> None:
         for name, options in RELEASES.items():
             run("release", "rows.zarr", f"{name}.zarr", *options)
         for name, options in DEAD.items():
-            patch.setattr(release, "_compute", dies)
+            patch.setattr(release, "compute", dies)
             with pytest.raises(DiedError):
                 call("release", "rows.zarr", f"{name}.zarr", *options)
-        patch.setattr(release, "_compute", computed)
+        patch.setattr(release, "compute", computed)
         run("pca", "plain.zarr", "model.zarr", "--components", "2")
         run("pca", "staged.zarr", "correlation.zarr", "--components", "2", "--correlation")
         run("project", "rows.zarr", "model.zarr", "scores.zarr")

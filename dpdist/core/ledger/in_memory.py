@@ -2,9 +2,10 @@
 
 Ingested rows have an identity and a durable ledger. An array has neither: without a register, two fits of one array
 could be averaged, which undoes the privacy of both. So the process keeps fingerprints of the rows of each released
-table, and refuses releases that those rows cannot afford. Rows are recognised in a copy, in another order, type or
-chunking, and among other rows, as in the folds of a cross-validation. Changed values are not recognised. This protects
-against accidents in a notebook, not against intent.
+table. The same release of the same rows is returned again and not charged: each release has a ledger in memory
+(:mod:`dpdist.core.ledger.memory`), which draws it once. Other releases that those rows cannot afford are refused. Rows
+are recognised in a copy, in another order, type or chunking, and among other rows, as in the folds of a
+cross-validation. Changed values are not recognised. This protects against accidents in a notebook, not against intent.
 
 If fingerprints do not match, a warning still appears: each release after the first with the same number of rows
 reports their joint cost, whatever the columns: some may have been left out, which also changes types. The register does
@@ -14,6 +15,11 @@ and shares it only with its own workers. Fingerprints appear in no release, mess
 A :class:`dpdist.Budget` counts fits of any rows. If all fits on the same people are charged to one, all fits together
 have the guarantee of :mod:`dpdist.core.privacy.accounting`, even if each is chosen from earlier answers. It also lasts
 as long as the process. The ledger of a rows.zarr is durable.
+
+**The same rows.** Two tables are the same if the sums of the 128-bit keyed digests of all their rows are equal modulo
+2^128, as well as their numbers of rows, types and names. The order of the rows does not matter. The key is secret and
+new in each process, so equal sums of different rows cannot be sought; by chance two tables have them with probability
+2^-128. An answer that is returned again reveals to whoever asked that the rows are the same.
 
 **Fingerprints.** The key of a row is BLAKE2b of its float64 values in order, under a secret key of the process. Two
 tables without duplicate rows share rows if they have a common key. Two tables with the same keys, at the same
@@ -57,13 +63,15 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
 from dpdist.core.errors import DataError, RefusedError, UsageError
+from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.ledger.memory import MemoryStorage
 from dpdist.core.naming import BUDGET, naming
 from dpdist.core.privacy import accounting
 from dpdist.core.privacy.accounting import Filter, Left, caps_for
@@ -74,9 +82,12 @@ Values = npt.NDArray[np.float64]
 Keys = npt.NDArray[np.uint64]
 KEPT = 2**16
 """Keys kept per table, half a MiB."""
+MOST_BYTES = 256 << 20
+"""Bytes of releases of rows in memory that a process keeps, so that the same fit returns the same release."""
 FALSE_ALARMS = 1e-4
 """Probability that a random split of one table counts as two tables that share rows."""
 _MAX_COUNT = 8
+_MODULUS = 1 << 128
 """More frequent keys are no evidence."""
 
 
@@ -87,11 +98,14 @@ class Fingerprints:
     keys: Keys  # sorted and distinct
     counts: npt.NDArray[np.uint32]  # how many rows have each key
     items: int  # all rows, including those whose keys are not kept
+    total: int = 0  # sum of 128-bit keyed digests of all rows, modulo 2^128: equal for equal rows in any order
 
     @classmethod
     def of(cls, rows: Values, key: bytes) -> Fingerprints:
         """Return the fingerprints of rows."""
-        return cls.of_keys(_row_keys(rows, key))
+        digests = _row_digests(rows, key)
+        total = sum(int(part) << 64 * place for place, part in enumerate(map(_summed, digests[:, 1:].T)))
+        return replace(cls.of_keys(np.ascontiguousarray(digests[:, 0])), total=total % _MODULUS)
 
     @classmethod
     def of_keys(cls, keys: Keys) -> Fingerprints:
@@ -104,7 +118,8 @@ class Fingerprints:
         """Return the fingerprints of the rows of all parts, which kept all keys that the union keeps."""
         keys, index = np.unique(np.concatenate([part.keys for part in parts]), return_inverse=True)
         counts = np.bincount(index, np.concatenate([part.counts for part in parts]), len(keys))
-        return cls(keys[:KEPT], counts[:KEPT].astype(np.uint32), sum(part.items for part in parts))
+        items, total = sum(part.items for part in parts), sum(part.total for part in parts) % _MODULUS
+        return cls(keys[:KEPT], counts[:KEPT].astype(np.uint32), items, total)
 
     def up_to(self, limit: int) -> Fingerprints:
         """Return the fingerprints with keys up to a limit."""
@@ -132,9 +147,9 @@ class Fingerprints:
         return self.keys.nbytes + self.counts.nbytes
 
     def same_rows(self, other: Fingerprints) -> bool:
-        """Return whether two passes read the same number of rows with the same keys, in any order."""
+        """Return whether two tables have the same number of rows with the same keys, in any order."""
         same = np.array_equal(self.keys, other.keys) and np.array_equal(self.counts, other.counts)
-        return same and self.items == other.items
+        return same and (self.items, self.total) == (other.items, other.total)
 
     def share_rows(self, other: Fingerprints) -> bool:
         """Return whether two tables appear to share rows."""
@@ -170,16 +185,23 @@ def log_chance(first: Fingerprints, second: Fingerprints) -> float:
     return min(0.0, given_sizes - trials * divergence)
 
 
-def _row_keys(rows: Values, key: bytes) -> Keys:
+def _row_digests(rows: Values, key: bytes) -> Keys:
+    """Return keyed digests of rows, (r, 3): the key of a row, and 128 bits that are summed."""
     canonical = np.add(rows, 0.0, order="C")  # -0.0 becomes 0.0
     canonical[np.isnan(canonical)] = np.nan
-    keyed = hashlib.blake2b(key=key, digest_size=8)
-    keys = np.empty(len(rows), dtype=np.uint64)
-    for i, row in enumerate(canonical):
+    keyed = hashlib.blake2b(key=key, digest_size=24)
+    digests = bytearray()
+    for row in canonical:
         digest = keyed.copy()
         digest.update(row.data)
-        keys[i] = int.from_bytes(digest.digest(), "little")
-    return keys
+        digests += digest.digest()
+    return np.frombuffer(bytes(digests), dtype="<u8").astype(np.uint64).reshape(-1, 3)
+
+
+def _summed(words: Keys) -> int:
+    """Return the exact sum of 64-bit words."""
+    low, high = words & np.uint64(0xFFFFFFFF), words >> np.uint64(32)
+    return int(low.sum()) + (int(high.sum()) << 32)
 
 
 @dataclass(frozen=True)
@@ -191,13 +213,33 @@ class _Fit:
     account: Budget | None  # the budget that it was charged to
 
 
+@dataclass(frozen=True)
+class Charged:
+    """The charge of a release: the ledger that draws it once, and the other tables that have some of its rows."""
+
+    ledger: MemoryStorage
+    shares: tuple[str, ...]
+
+
 @dataclass
 class Register:
     """The releases of one process. Thread-safe."""
 
     key: bytes = field(default_factory=lambda: bytes.fromhex(random_token()), repr=False)  # private
     _fits: list[_Fit] = field(default_factory=list, repr=False)
+    _tables: dict[tuple[object, ...], str] = field(default_factory=dict, repr=False)  # identities by their content
+    _charged: dict[tuple[str, str], Charged] = field(default_factory=dict, repr=False)  # by table and release
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def identity(self, fingerprints: Fingerprints, *described: object) -> str:
+        """Return the identity of a table: the same for the same rows, in any order, with the same description."""
+        with self._lock:
+            content = (fingerprints.total, fingerprints.items, *described)
+            return self._tables.setdefault(content, random_token())
+
+    def charged(self, dataset: str, release_id: str) -> Charged | None:
+        """Return the charge of a release of a table, or None."""
+        return self._charged.get((dataset, release_id))
 
     def charge(
         self,
@@ -206,9 +248,14 @@ class Register:
         guarantee: Guarantee,
         budget: PrivacyLoss | None,
         account: Budget | None = None,
-    ) -> tuple[str, ...]:
-        """Charge a release before its noise is drawn; the charge stays even if the draw fails."""
+        *,
+        dataset: str,
+        release_id: str,
+    ) -> Charged:
+        """Charge a release before its noise is drawn, once; the charge stays even if the draw fails."""
         with self._lock:
+            if (known := self._charged.get((dataset, release_id))) is not None:
+                return known  # another thread was faster
             shared = [fit for fit in self._fits if fit.fingerprints and fit.fingerprints.share_rows(fingerprints)]
             if budget is not None:
                 _require_affordable([fit.guarantee for fit in shared], guarantee, budget)
@@ -220,9 +267,17 @@ class Register:
                 _warn_of_joint_cost([*(fit.guarantee for fit in alike), guarantee])
             if account is not None:
                 account.charge(guarantee)
-            datasets = tuple(dict.fromkeys(fit.dataset for fit in shared)) or (random_token(),)
-            self._fits.append(_Fit(guarantee, fingerprints, rows, datasets[0], account))
-        return datasets
+            ledger = MemoryStorage()
+            Ledger.create(ledger, dataset_id=dataset, budget=guarantee.loss)  # the register decides what rows afford
+            shares = tuple(dict.fromkeys(fit.dataset for fit in shared if fit.dataset != dataset))
+            charged = self._charged[dataset, release_id] = Charged(ledger, shares)
+            self._fits.append(_Fit(guarantee, fingerprints, rows, dataset, account))
+            return charged
+
+    def keep(self, charged: Charged) -> None:
+        """Forget the draws of a release if those of all releases take more than :data:`MOST_BYTES`."""
+        if sum(each.ledger.nbytes for each in [*self._charged.values()]) > MOST_BYTES:
+            charged.ledger.forget()
 
     def note(self, rows: int, guarantee: Guarantee, dataset: str) -> None:
         """Note a release of rows with a ledger, for warnings; workers read their values, so it has no fingerprints."""

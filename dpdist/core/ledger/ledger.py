@@ -47,7 +47,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dpdist.core.errors import DataError, DpdistError, RefusedError, UsageError
-from dpdist.core.ledger.address import AnyLedgerAddress, LedgerAddress, parse_address
+from dpdist.core.ledger.address import AnyLedgerAddress, parse_address
 from dpdist.core.ledger.balance import (
     Balance,
     caps_to_fix,
@@ -73,6 +73,7 @@ from dpdist.core.ledger.journal import (
     digest_of_file,
     entry_of,
 )
+from dpdist.core.ledger.memory import MemoryStorage
 from dpdist.core.ledger.sqlite import FolderStorage
 from dpdist.core.ledger.state import FORMAT, PERIODIC, Part, Record, State
 from dpdist.core.ledger.witness import FolderWitness, Witnessed
@@ -84,6 +85,8 @@ from dpdist.core.text import canonical, listed, random_token
 ID_PATTERN = r"[A-Za-z0-9_-]{1,64}"
 """Pattern of a release id; no dots, because drafts are named ``id.fence.token``."""
 _POLL_SECONDS = 0.05
+Account = AnyLedgerAddress | MemoryStorage
+"""The place of a ledger: a location, or the memory of this process."""
 
 
 class Ledger(Witnessed):
@@ -143,8 +146,8 @@ class Ledger(Witnessed):
     >>> here.cleanup()
     """
 
-    def __init__(self, place: AnyLedgerAddress) -> None:
-        super().__init__(_storage(place), _witness())
+    def __init__(self, place: Account) -> None:
+        super().__init__(_storage(place), place.witness if isinstance(place, MemoryStorage) else _witness())
         if not self._storage.exists():
             raise DataError(
                 f"There is no ledger at {place}. If it was moved, pass {parameter('ledger')}. If it is lost, restore "
@@ -157,7 +160,7 @@ class Ledger(Witnessed):
     @classmethod
     def create(
         cls,
-        place: AnyLedgerAddress,
+        place: Account,
         *,
         dataset_id: str,
         budget: PrivacyLoss,
@@ -199,7 +202,7 @@ class Ledger(Witnessed):
         return cls(place)
 
     @classmethod
-    def charged_for(cls, rows: object, ledger_id: str, place: LedgerAddress) -> Ledger:
+    def charged_for(cls, rows: object, ledger_id: str, place: Account) -> Ledger:
         """Open the ledger that may be charged for rows, whose id the rows name, or raise RefusedError."""
         if not cls.stands_at(place):
             raise RefusedError(
@@ -216,7 +219,7 @@ class Ledger(Witnessed):
         return ledger
 
     @staticmethod
-    def stands_at(place: AnyLedgerAddress) -> bool:
+    def stands_at(place: Account) -> bool:
         """Return whether there is a ledger at a place."""
         return _storage(place).exists()
 
@@ -570,7 +573,9 @@ class Ledger(Witnessed):
         )
 
 
-def _storage(location: AnyLedgerAddress) -> Storage:
+def _storage(location: Account) -> Storage:
+    if isinstance(location, MemoryStorage):
+        return location
     address = parse_address(location)
     if isinstance(address, Path):
         return FolderStorage(address)

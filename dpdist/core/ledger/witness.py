@@ -40,6 +40,7 @@ from dpdist.core.errors import DataError, RefusedError
 from dpdist.core.ledger import state_folder
 from dpdist.core.ledger.balance import FoldedLedger
 from dpdist.core.ledger.journal import Adopted, Caps, CommittedRelease, CommitWitnessed, Storage, Transaction
+from dpdist.core.ledger.memory import MemoryWitness
 from dpdist.core.ledger.state import State, View, draw_ids
 from dpdist.core.ledger.state_folder import VARIABLE, StateFile, state_home
 from dpdist.core.naming import step
@@ -127,7 +128,7 @@ class FolderWitness:
 class Witnessed(FoldedLedger):
     """A ledger and its witness."""
 
-    def __init__(self, storage: Storage, witness: FolderWitness) -> None:
+    def __init__(self, storage: Storage, witness: FolderWitness | MemoryWitness) -> None:
         super().__init__(storage)
         self._witness = witness
 
@@ -145,7 +146,7 @@ class Witnessed(FoldedLedger):
             self._require_current(witness, view)
             yield view, transaction
 
-    def _require_current(self, witness: StateFile[WitnessRecord], view: View) -> None:
+    def _require_current(self, witness: StateFile[WitnessRecord] | MemoryWitness, view: View) -> None:
         """Refuse a ledger that is behind its witness; otherwise update the witness."""
         recorded = witness.read()
         self._require_not_behind(recorded, view)
@@ -191,7 +192,7 @@ class Witnessed(FoldedLedger):
             record, view = self._witness.read(self.ledger_id), self._snapshot()
         return record, view
 
-    def _notify_witness(self, witness: StateFile[WitnessRecord], release_id: str) -> None:
+    def _notify_witness(self, witness: StateFile[WitnessRecord] | MemoryWitness, release_id: str) -> None:
         """Record a commitment in the witness, then note that in the journal."""
         with self._locked() as (view, transaction):
             self._require_current(witness, view)

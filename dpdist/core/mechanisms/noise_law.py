@@ -18,7 +18,6 @@ import enum
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any
 
 _MOMENTS = ("variance_diagonal", "variance_off_diagonal", "mean_diagonal")
@@ -89,7 +88,7 @@ class Noise(Mapping[str, Any]):
     variance_off_diagonal: float | None = None
     mean_diagonal: float = 0.0  # the mean of the noise is this multiple of the identity
     # parameters of the distribution, JSON values: WISHART has degrees and scale, TWO_SIDED_WISHART columns and scale
-    details: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    details: Mapping[str, object] = field(default_factory=dict)
     parts: tuple[Part, ...] = ()  # of a sum, else empty; see summands
 
     def to_json(self) -> dict[str, object]:
@@ -111,7 +110,7 @@ class Noise(Mapping[str, Any]):
             edge=EdgeKind(value.get("edge", EdgeKind.NONE)),
             **{name: _size(value[name]) for name in _MOMENTS[:2] if name in value},
             mean_diagonal=_finite(value.get("mean_diagonal", 0.0)),
-            details=MappingProxyType({key: value[key] for key in value if key not in reserved}),
+            details={key: value[key] for key in value if key not in reserved},
             parts=tuple(Part.from_json(part) for part in value.get("parts", ())),
         )
         if noise.edge is not _kind_of(noise.summands):
@@ -139,7 +138,7 @@ class Noise(Mapping[str, Any]):
             variance_diagonal=_total(self.variance_diagonal, other.variance_diagonal),
             variance_off_diagonal=_total(self.variance_off_diagonal, other.variance_off_diagonal),
             mean_diagonal=self.mean_diagonal + other.mean_diagonal,
-            details=MappingProxyType({"of": "; ".join(sorted(laws)), "terms": self._terms + other._terms}),
+            details={"of": "; ".join(sorted(laws)), "terms": self._terms + other._terms},
             parts=parts,
         )
 
@@ -152,7 +151,7 @@ class Noise(Mapping[str, Any]):
             variance_diagonal=None if self.variance_diagonal is None else square * self.variance_diagonal,
             variance_off_diagonal=None if self.variance_off_diagonal is None else square * self.variance_off_diagonal,
             mean_diagonal=weight * self.mean_diagonal,
-            details=MappingProxyType({"of": self.details.get("of", self.law), "terms": self._terms}),
+            details={"of": self.details.get("of", self.law), "terms": self._terms},
             parts=tuple(replace(p, variance=square * p.variance, scale=weight * p.scale) for p in self.summands),
         )
 

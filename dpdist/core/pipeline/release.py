@@ -230,9 +230,9 @@ def release_table(
         fresh = executor.trusted(transaction.reserve) in {State.RESERVED, State.STAGED}
         if fresh and transaction.draws > 1:
             draw_stages(executor, transaction)
-            _compute(executor, executor.trusted(stages.resolved, transaction), cluster, layout)
+            compute(executor, executor.trusted(stages.resolved, transaction), cluster, layout)
         elif fresh:
-            _compute(executor, transaction, cluster, layout)
+            compute(executor, transaction, cluster, layout)
         executor.trusted(trusted.publish, transaction)
     return Outcome(open_release(store), store.address(), fresh)
 
@@ -284,7 +284,7 @@ def _reproduced(transaction: trusted.MomentTransaction, cluster: Cluster, ledger
         with cluster.connected() as executor:
             executor.require_visible(transaction.table.probe, ROOT)
             executor.trusted(admit, transaction.table)  # before a row is read
-            _compute(executor, transaction, cluster, _layout(executor, transaction, cluster))
+            compute(executor, transaction, cluster, _layout(executor, transaction, cluster))
     return Outcome(open_release(transaction.target), transaction.target.address(), fresh=not exists)
 
 
@@ -306,7 +306,7 @@ def _layout(executor: Executor, transaction: trusted.MomentTransaction, cluster:
     return layout
 
 
-def _compute(
+def compute(
     executor: Executor, transaction: trusted.MomentTransaction, cluster: Cluster, layout: Layout | None
 ) -> None:
     """Sum the rows on the workers, and complete the release at the trusted node; each attempt uses new dithers.

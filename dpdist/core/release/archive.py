@@ -7,6 +7,7 @@ mirror images.
 
 from __future__ import annotations
 
+import json
 import tarfile
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -15,12 +16,15 @@ from typing import IO
 import numpy as np
 import numpy.typing as npt
 import zarr
+from msgspec import convert
 from zarr.storage import MemoryStore
 
 from dpdist.core import triangle
 from dpdist.core.errors import DataError
 from dpdist.core.ledger.journal import digest_of_file
-from dpdist.core.release.artefact import Heading
+from dpdist.core.release.artefact import Heading, Release, release_of
+from dpdist.core.release.attributes import Attributes
+from dpdist.core.rows.bounding import RowBound
 from dpdist.core.storage.arrays import Array, array_options, put_array
 from dpdist.core.storage.atomic import make_once
 from dpdist.core.storage.store import AnyStore, store_at
@@ -45,6 +49,31 @@ def tarred(store: MemoryStore) -> Iterator[bytes]:
     """Yield the files that are left in a store, and the end of the archive."""
     yield from _files(store)
     yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def packed(heading: Heading, answer: npt.NDArray[np.float64] | Bands) -> Iterator[bytes]:
+    """Yield a release that is kept in memory, in parts: its attributes, and the triangle of the matrix."""
+    shape = list(answer.shape) if isinstance(answer, np.ndarray) else None
+    described = json.dumps({"attributes": heading.attributes(), "shape": shape}).encode()
+    yield len(described).to_bytes(8, "little") + described
+    if isinstance(answer, np.ndarray):
+        yield answer.astype(np.float64, copy=False).tobytes()
+        return
+    for band, values in answer:
+        if band.stop == band.size and heading.corner is not None:
+            values[-1] = heading.corner
+        yield values.astype(np.int64, copy=False).tobytes()
+
+
+def unpacked_release(content: bytes) -> Release:
+    """Return the release that :func:`packed` describes."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    described = json.loads(content[8:end])
+    attributes = convert(described["attributes"], Attributes)
+    if described["shape"] is not None:
+        return release_of(attributes, np.frombuffer(content, np.float64, offset=end).reshape(described["shape"]).copy())
+    values = np.frombuffer(content, np.int64, offset=end)
+    return release_of(attributes, triangle.unpacked(values, RowBound.from_json(attributes.bound).width))
 
 
 def _matrices(heading: Heading, bands: Bands, store: MemoryStore, group: zarr.Group) -> Iterator[bytes]:

@@ -393,6 +393,22 @@ def _follows(stage: Stage, bound: RowBound) -> bool:
     )
 
 
+def release_of(attributes: Attributes, answer: npt.NDArray[np.int64] | Matrix | Array) -> Release:
+    """Return a release from its stored attributes and its answer."""
+    return Release(
+        names=attributes.columns,
+        claim=None if attributes.claim is None else PrivacyLoss.from_json(attributes.claim),
+        guarantee=None if attributes.guarantee is None else Guarantee.from_json(attributes.guarantee),
+        bound=RowBound.from_json(attributes.bound),
+        noise=Noise.from_json(attributes.noise),
+        rows=attributes.n,
+        answer=answer,
+        unit=None if attributes.unit is None else attributes.unit.unit,
+        schema=None if attributes.schema is None else Schema.from_json(attributes.schema),
+        **{name: getattr(attributes, name) for name in _AS_STORED},
+    )
+
+
 @quiet()
 def open_release(path: AnyStore) -> Release:
     """Read and verify a release.zarr.
@@ -455,18 +471,7 @@ def open_release(path: AnyStore) -> Release:
         stored = arrays["lattice" if moment else "components"]
         if stored.dtype != (np.int64 if moment else np.float64):
             raise TypeError  # noqa: TRY301 - one message for all faults
-        release = Release(
-            names=attributes.columns,
-            claim=None if attributes.claim is None else PrivacyLoss.from_json(attributes.claim),
-            guarantee=None if attributes.guarantee is None else Guarantee.from_json(attributes.guarantee),
-            bound=bound,
-            noise=Noise.from_json(attributes.noise),
-            rows=attributes.n,
-            answer=stored if stored.nbytes > _IN_MEMORY else np.asarray(stored[...]),
-            unit=None if attributes.unit is None else attributes.unit.unit,
-            schema=None if attributes.schema is None else Schema.from_json(attributes.schema),
-            **{name: getattr(attributes, name) for name in _AS_STORED},
-        )
+        release = release_of(attributes, stored if stored.nbytes > _IN_MEMORY else np.asarray(stored[...]))
         sound = _is_sound(release, arrays) and attributes.status == release.status
     except ResumableError:  # the store did not answer
         raise

@@ -25,7 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from dpdist.core.ledger.address import LedgerAddress
+from dpdist.core.ledger.ledger import Account
 from dpdist.core.mechanisms.columns import BEYOND, GRID, NAME
 from dpdist.core.privacy.guarantee import Guarantee
 from dpdist.core.release import stages
@@ -48,7 +48,7 @@ class FirstScale(ColumnsDraw, ReleaseTransaction):
 
     series: ReleaseRequest  # its loss covers the histograms and all releases of the series
     table: Table
-    ledger: LedgerAddress
+    ledger: Account
 
     @cached_property
     def plan(self) -> Plan:  # type: ignore[override]

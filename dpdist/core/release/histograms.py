@@ -20,7 +20,7 @@ import numpy as np
 
 from dpdist.core._version import __version__
 from dpdist.core.errors import DataError
-from dpdist.core.ledger.address import LedgerAddress
+from dpdist.core.ledger.ledger import Account
 from dpdist.core.ledger.state import Part
 from dpdist.core.mechanisms.columns import GRID, Grid, Standardised, counting_bins, intervals_of, standardised
 from dpdist.core.mechanisms.counts import CalibratedHistogram, CountNoise, Counts, noise_from_json
@@ -148,7 +148,7 @@ class ColumnsStage(ColumnsDraw):
 
     plan: Plan
     table: Table
-    ledger: LedgerAddress
+    ledger: Account
     of: str
 
     @property

@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import Any
 
 from dpdist.core.errors import DataError
-from dpdist.core.ledger.address import LedgerAddress
+from dpdist.core.ledger.ledger import Account
 from dpdist.core.ledger.state import Part, State
 from dpdist.core.mechanisms.counts import CalibratedHistogram, CountNoise, Counts, noise_from_json
 from dpdist.core.mechanisms.quantile import NAME, QuantileEstimate, calibrated, quantile_of
@@ -117,7 +117,7 @@ class NormsStage(NormsDraw):
 
     request: NormsRequest
     table: Table
-    ledger: LedgerAddress
+    ledger: Account
     of: str
     stage: Part
 
@@ -138,7 +138,7 @@ class NormsTransaction(NormsDraw, ReleaseTransaction):
 
     request: NormsRequest
     table: Table
-    ledger: LedgerAddress
+    ledger: Account
 
     @property
     def release_id(self) -> str:

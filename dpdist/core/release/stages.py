@@ -18,8 +18,7 @@ from typing import Any
 from dpdist.core.errors import RefusedError
 from dpdist.core.ledger.state import Part
 from dpdist.core.mechanisms import columns, quantile
-from dpdist.core.mechanisms.counts import Counts
-from dpdist.core.moment.histograms import ColumnCounting, Counting, NormCounting, grids_of_numbers
+from dpdist.core.moment.histograms import ColumnCounting
 from dpdist.core.naming import parameter
 from dpdist.core.options import ROWS_AT_MOST
 from dpdist.core.privacy.checks import LARGEST_EPSILON
@@ -27,7 +26,7 @@ from dpdist.core.privacy.guarantee import MICRO, Neighbours, PrivacyLoss
 from dpdist.core.release.advice import enough_epsilon, norm_by_schema
 from dpdist.core.release.attributes import Stage
 from dpdist.core.release.clip_trade import ForComponents, clip_for
-from dpdist.core.release.histograms import ColumnHistograms, ColumnsStage, drawn
+from dpdist.core.release.histograms import ColumnHistograms, ColumnsStage
 from dpdist.core.release.norm_histogram import NormHistogram, NormsRequest, NormsStage
 from dpdist.core.release.plan import Dimensions, Plan, auto_clip, clip_norm_without_clipping, planned, proved
 from dpdist.core.release.request import CLIP_GRID, Choice, ReleaseRequest
@@ -172,19 +171,3 @@ def _least_rows(request: ReleaseRequest, counting: ColumnCounting, rows: int, ma
     stage = planned(request, Dimensions(counting.columns, rows, max_rows, max_rows)).stages["scale"]
     least = columns.least_rows(stage.noise, counting.grids)
     return stage.guarantee.loss, max(least, math.ceil(math.sqrt(stage.noise.variance) / _MOST_NOISE))
-
-
-def draw_unrecorded(plan: Plan, names: Sequence[str], rows: int, counts: Callable[[Counting], Counts]) -> Realised:
-    """Draw the stages of a release once, over rows without a ledger; the caller has charged all draws."""
-
-    def columns_drawn() -> ColumnHistograms:
-        counting, stage = ColumnCounting(grids_of_numbers(len(names))), plan.stages["scale"]
-        return ColumnHistograms.of_noisy(counting, drawn(stage, counts(counting)), stage.noise)
-
-    def norms_drawn(bound: RowBound) -> NormHistogram:
-        stage, edges = plan.stages["clip norm"], CLIP_GRID.edges
-        noisy = drawn(stage, counts(NormCounting(_norms_request(plan, bound).bound(len(names)), edges)))
-        public = rows if plan.request.neighbours is Neighbours.REPLACE_ONE else None
-        return NormHistogram.of_noisy(noisy, stage, edges, public)
-
-    return _realised(plan, names, columns_drawn, norms_drawn)

@@ -37,9 +37,8 @@ from typing import IO
 import numpy as np
 
 from dpdist.core.errors import RefusedError, ResumableError
-from dpdist.core.ledger.address import LedgerAddress
 from dpdist.core.ledger.journal import Draws
-from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.ledger.ledger import Account, Ledger
 from dpdist.core.ledger.state import Part, State
 from dpdist.core.mechanisms.base import IndependentEntries
 from dpdist.core.naming import step
@@ -60,7 +59,7 @@ class Draw(ABC):
     """One draw over a table that is committed once: a release, or a stage of one."""
 
     table: Table
-    ledger: LedgerAddress
+    ledger: Account
 
     @property
     @abstractmethod

@@ -32,9 +32,8 @@ import numpy as np
 from dpdist.core.errors import DataError, RefusedError, UsageError
 from dpdist.core.ingest.registered import open_rows
 from dpdist.core.ledger import state_folder
-from dpdist.core.ledger.address import LedgerAddress
 from dpdist.core.ledger.journal import Draws, written
-from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.ledger.ledger import Account, Ledger
 from dpdist.core.ledger.state import Part, State
 from dpdist.core.mechanisms.base import BandedMoment, Calibrated, IndependentEntries, Matrix, released
 from dpdist.core.moment.operator import MomentMatrix
@@ -54,8 +53,10 @@ from dpdist.core.rows.dataset import mark_reproduced
 from dpdist.core.rows.table import Table
 from dpdist.core.storage.arrays import attributes_of
 from dpdist.core.storage.store import AnyStore, Store
-from dpdist.core.text import random_token
-from dpdist.core.triangle import Band, Triangle, unpacked
+from dpdist.core.triangle import Band, Triangle
+
+Answer = Matrix | Iterator[tuple[Band, Triangle]]
+"""A noisy subspace, or the noisy bands of a moment."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +73,12 @@ class MomentTransaction(ReleaseTransaction):
 
     plan: Plan
     table: Table
-    ledger: LedgerAddress
+    ledger: Account
     target: Store
     realised: Realised | None = None  # if stages were drawn first
 
     @classmethod
-    def of(cls, request: ReleaseRequest, table: Table, ledger: LedgerAddress, target: Store) -> MomentTransaction:
+    def of(cls, request: ReleaseRequest, table: Table, ledger: Account, target: Store) -> MomentTransaction:
         """Plan a release of a table."""
         return cls(plan_of(request, table), table, ledger, target)
 
@@ -105,6 +106,10 @@ class MomentTransaction(ReleaseTransaction):
     def bound(self) -> RowBound:
         """How rows are bounded; with placeholders until the stages are drawn."""
         return self.plan.bound if self.realised is None else self.realised.bound
+
+    def stored(self, heading: Heading, answer: Answer) -> Iterator[bytes]:
+        """Yield the bytes that are committed."""
+        return archive.archived(heading, answer)
 
     @property
     def draws(self) -> Draws:
@@ -204,14 +209,14 @@ def _drawn(
         table.names,
         table.rows,
         release_id=transaction.release_id,
-        extents=(Coverage.of(table),),
+        extents=Coverage.of(table),
         unit=table.unit,
         ledger_head=ledger_head,
         condition=condition,
         schema=table.schema,
         weights=table.weights,
     )
-    return archive.archived(heading, noisy_answer(plan.moment, heading.bound.width, moment, progress))
+    return transaction.stored(heading, noisy_answer(plan.moment, heading.bound.width, moment, progress))
 
 
 def _heading(
@@ -238,32 +243,7 @@ def _heading(
     )
 
 
-def draw_unrecorded(
-    plan: Plan,
-    moment: MomentMatrix,
-    *,
-    names: tuple[str, ...],
-    rows: int,
-    datasets: tuple[str, ...],
-    realised: Realised | None = None,
-) -> Release:
-    """Draw the noise once over rows without a ledger, and keep the release in memory; the caller has paid."""
-    if plan.request.for_reproduction:
-        raise RefusedError("Rows in memory cannot be released for reproduction: ingest them, and use the command line.")
-    extents = tuple(Coverage(dataset) for dataset in datasets)
-    heading = _heading(plan, realised, names, rows, release_id=f"m-{random_token()}", extents=extents)
-    answer = noisy_answer(plan.moment, heading.bound.width, moment, None)
-    if isinstance(answer, np.ndarray):
-        return Release(answer=answer, **vars(heading))
-    ((_, values),) = answer
-    if heading.corner is not None:
-        values[-1] = heading.corner  # n is public, as in the archive of a release
-    return Release(answer=unpacked(values, heading.bound.width), **vars(heading))
-
-
-def noisy_answer(
-    calibrated: Calibrated, width: int, moment: BandedMoment, progress: Steps | None
-) -> Matrix | Iterator[tuple[Band, Triangle]]:
+def noisy_answer(calibrated: Calibrated, width: int, moment: BandedMoment, progress: Steps | None) -> Answer:
     """Return a noisy subspace, or an iterator of the noisy bands of the moment, each drawn on demand."""
     if isinstance(calibrated, IndependentEntries):
         return _noisy_bands(calibrated, moment)

@@ -99,7 +99,7 @@ class ChunkReader:
 
     def __init__(self, table: Table, piece_rows: int, centre: Sequence[float] | None = None) -> None:
         self._table = table
-        self._centre = None if centre is None or table.schema is None or not table.schema.centring else centre
+        self._centre = centre if table.centring else None
         self._batch_rows = piece_rows
         self.checksum = 0
         """Stored CRC32C of the last chunk, available after its last batch. Private."""

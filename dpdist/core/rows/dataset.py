@@ -59,6 +59,7 @@ class RowsTable(Shape):
     reference: Reference | None = None  # chunks of registered rows; None: stored here
     schema: Schema | None = None  # None: the source had numeric columns
     variant: str | None = None  # part of the ids of releases
+    shares: tuple[str, ...] = ()  # identities of other tables that have some of these rows
 
     def __str__(self) -> str:
         return str(self.store)
@@ -82,6 +83,11 @@ class RowsTable(Shape):
     def changed_rows(self) -> int:
         """Number of rows that one privacy unit may change."""
         return self.max_rows
+
+    @property
+    def centring(self) -> bool:
+        """Whether a missing cell may count as the centre of its column."""
+        return self.schema is not None and bool(self.schema.centring)
 
     @property
     def probe(self) -> Store:

@@ -182,6 +182,11 @@ class Span:
         """Memory in bytes for reading chunks in batches of at most ``piece_rows`` rows."""
         return max(part.buffer_bytes(piece_rows) for part in self.parts)
 
+    @property
+    def centring(self) -> bool:
+        """Whether a missing cell may count as the centre of its column."""
+        return self.schema is not None and bool(self.schema.centring)
+
     def located(self, index: int) -> tuple[RowsTable, int]:
         """Return the table that stores a chunk, and the index of the chunk in it."""
         position = bisect_right(self._ends, index)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, TypeVar
 
 import dask
@@ -23,7 +23,9 @@ from dpdist.core.errors import DataError, UsageError
 from dpdist.core.progress import Count, Progress
 from dpdist.core.runtime.checks import ClientInfo, forbid_core_dumps, guarded
 from dpdist.core.runtime.cluster import Cluster
+from dpdist.core.runtime.local import Computation, Executor, LocalExecutor, Resources
 from dpdist.core.runtime.sums import DaskExecutor, PrivateResult, add_results, reduce_tree, replace_errors
+from dpdist.core.storage.store import AnyStore
 from dpdist.core.text import random_token
 
 Result = TypeVar("Result")
@@ -107,9 +109,9 @@ def map_blocks(
 
 
 def reduce_blocks(
-    array: Any, function: Callable[[Any], Result], add: Callable[[Result, Result], Result], nbytes: int
+    array: Any, function: Callable[[Any, int], Result], add: Callable[[Result, Result], Result], nbytes: int
 ) -> Result:
-    """Apply a function to every block of rows of a Dask array, and add the results, on the owner's scheduler."""
+    """Apply a function to every block of rows of a Dask array and its number, and add the results, where they are."""
     executor, token, client_info, columns = _owner_executor(), random_token(), ClientInfo.current(), array.shape[1]
     if _configured_scheduler() in _PROCESSES:
         raise UsageError(
@@ -124,7 +126,7 @@ def reduce_blocks(
 
     of_block = dask.delayed(_block, pure=False, traverse=False)
     sums = [
-        of_block(client_info, function, block, columns, dask_key_name=f"dpdist-sum-{token}-{number}")
+        of_block(client_info, function, block, number, columns, dask_key_name=f"dpdist-sum-{token}-{number}")
         for number, block in enumerate(block for row in array.to_delayed() for block in row)
     ]
     with _said_of_spilling(executor):
@@ -133,16 +135,48 @@ def reduce_blocks(
     return total
 
 
-def _block(client_info: ClientInfo, function: Callable[[Any], Any], block: Any, columns: int) -> PrivateResult:
-    return PrivateResult(guarded(client_info, _of_block, function, block, columns))
+def _block(
+    client_info: ClientInfo, function: Callable[[Any, int], Any], block: Any, number: int, columns: int
+) -> PrivateResult:
+    return PrivateResult(guarded(client_info, _of_block, function, block, number, columns))
 
 
-def _of_block(function: Callable[[Any], Any], block: Any, columns: int) -> Any:
+def _of_block(function: Callable[[Any, int], Any], block: Any, number: int, columns: int) -> Any:
     if getattr(block, "shape", ())[1:] != (columns,):
         raise DataError(
             "A block has a different number of columns than its Dask array. Check what the tasks of the array return."
         )
-    return function(block)
+    return function(block, number)
+
+
+class BlocksExecutor(Executor):
+    """Sums over the blocks of a Dask array, each of which is a chunk of a table, where Dask computes them."""
+
+    def __init__(self, array: Any) -> None:
+        super().__init__(None)
+        self._array, self._owner = array, _owner_executor()
+
+    where = "on the blocks of X"
+
+    def resources(self) -> Resources:
+        """Return those of the owner's cluster, or of this process."""
+        return LocalExecutor().resources() if self._owner is None else self._owner.resources()
+
+    def require_visible(self, location: AnyStore, key: str = "") -> None:
+        """Do nothing: tasks get the blocks."""
+
+    def submit(self, computation: Computation, on_task_done: Callable[[], None]) -> Generator[tuple[int, Any]]:
+        """Yield the sum over all blocks."""
+        if computation.add is None:
+            raise AssertionError("a computation that is summed defines an addition")
+        yield 0, reduce_blocks(self._array, partial(_on_block, computation), computation.add, computation.nbytes)
+        on_task_done()
+
+
+def _on_block(computation: Computation, block: Any, number: int) -> Any:
+    """Run a computation on the chunk that a block is."""
+    shared = replace(computation.shared, table=computation.shared.table.of_block(number, block))
+    return replace(computation, shared=shared).run(range(number, number + 1))
 
 
 def _compute(

@@ -28,11 +28,11 @@ from support.ingest_scene import stored
 from dpdist.core.errors import DataError, UsageError
 from dpdist.core.ingest.readers.base import Choices
 from dpdist.core.ingest.write import ingest
+from dpdist.core.moment.arrays import dense
 from dpdist.core.pipeline.sources import ingest_rows, register_rows
 from dpdist.core.rows.columns import Column
 from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.units import Unit
-from dpdist.estimators.in_memory import dense
 
 pytestmark = pytest.mark.usefixtures("typed")
 

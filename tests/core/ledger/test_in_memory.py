@@ -46,8 +46,8 @@ def pca(budget: Any, **changed: Any) -> PrivatePCA:
 
 
 def test_fits_are_charged_whatever_their_rows_are_until_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = Mock(wraps=trusted.draw_unrecorded)
-    monkeypatch.setattr(trusted, "draw_unrecorded", draw)
+    draw = Mock(wraps=trusted.conclude)
+    monkeypatch.setattr(trusted, "conclude", draw)
     budget = Budget(2, "1e-6")
     with suppress(RefusedError), warnings.catch_warnings():
         warnings.filterwarnings("error", "Rows of the same number")  # one budget for rows of one shape
@@ -85,19 +85,20 @@ def test_the_limits_of_a_budget_are_fixed_before_the_first_answer() -> None:
 
 def test_rows_that_are_known_again_are_left_to_the_budget_they_were_charged_to() -> None:
     budget, other, rows = Budget(10, "1e-6"), Budget(10, "1e-6"), table()
-    first, second = pca(budget).fit(rows), pca(budget).fit(rows)
+    first, second = pca(budget).fit(rows), pca(budget, name="second").fit(rows)
     assert first.release_.extents == second.release_.extents  # the register recognises the rows
     for wrong in (other, None):
+        assert not pca(wrong).fit(rows).fresh_  # returned again, and charged to none
         with pytest.raises(RefusedError, match=r"without charging this budget|released 2 times before") as refused:
-            pca(wrong).fit(rows)
+            pca(wrong, name="third").fit(rows)
         # a budget named now did not limit earlier answers
         assert re.search(r"fixed before the first answer|only if no request depended", str(refused.value))
     with pytest.raises(RefusedError, match="the budget is epsilon 0"):
-        pca(Budget("0.5", "1e-6"), budget_epsilon=10).fit(rows)  # both must suffice
+        pca(Budget("0.5", "1e-6"), budget_epsilon=10, name="third").fit(rows)  # both must suffice
     with pytest.raises(RefusedError, match="budget_epsilon="):
-        pca(other, budget_epsilon="1.2").fit(rows)
+        pca(other, budget_epsilon="1.2", name="third").fit(rows)
     with pytest.warns(UserWarning, match="released 2 times"):
-        pca(other, budget_epsilon=10).fit(rows)
+        pca(other, budget_epsilon=10, name="third").fit(rows)
     assert "1 fit charged" in repr(other)
 
 
@@ -112,7 +113,7 @@ def test_all_fits_of_a_cross_validation_are_charged_to_one_budget_as_every_copy_
     assert "4 fits charged" in repr(budget)
     pipeline = make_pipeline(pca(larger), DecisionTreeClassifier())
     search = GridSearchCV(pipeline, {"privatepca__n_components": [1, 2]}, cv=2).fit(table(1), labels)
-    assert "5 fits charged" in repr(larger)
+    assert "3 fits charged" in repr(larger)  # two folds and all rows: both numbers of components have one release
     assert search.best_estimator_[0].budget is larger
 
 

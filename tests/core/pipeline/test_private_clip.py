@@ -145,7 +145,7 @@ def test_whoever_dies_after_the_choices_goes_on_from_them_and_counts_no_row_for_
     rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(release, "_compute", dies)
+        patch.setattr(release, "compute", dies)
         with pytest.raises(DiedError):
             release_rows(rows, tmp_path / "release.zarr", GAUSSIAN)
     (record,) = ledger_of_rows(rows).records
@@ -198,8 +198,10 @@ def test_rows_in_memory_choose_their_clip_norm_likewise() -> None:
     assert made.guarantee.proof == "dpdist.core.privacy.staged"
     assert (np.abs(np.sqrt(np.diag(both.covariance_)) / DEVIATIONS - 1) < 0.1).all()
     assert (np.abs(both.location_ - MEANS) < 0.1 * DEVIATIONS).all()
+    again = PrivateCovariance(scale="private", **given).fit(VALUES)
+    assert (again.fresh_, again.release_.release_id) == (False, made.release_id)
     with pytest.raises(RefusedError):  # all of it is spent
-        PrivateCovariance(scale="private", **given).fit(VALUES)
+        PrivateCovariance(scale="private", name="again", **given).fit(VALUES)
     alone = PrivatePCA(n_components=1, **given).fit(da.from_array(VALUES[500:] + 1)).release_
     assert 400 < alone.bound.clip_norm < 1500
     assert alone.stage is not None

