@@ -7,16 +7,30 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
 
+from benchmarks import cluster_cost as cost
 from dpdist import PrivacyLoss, ReleaseRequest
-from dpdist.core.moment import cost
 from dpdist.core.release.plan import Dimensions, planned
-from dpdist.report.text import amount, costs, duration
+from dpdist.report.text import amount
 
 ROWS, COLUMNS = 10**9, 1000
 WORKERS = (16, 64, 256, 1024)
 MEMORY = 16 << 30
+
+
+def duration(seconds: float) -> str:
+    """Return a time, rounded up.
+
+    >>> duration(0.2), duration(61), duration(9000)
+    ('1 s', '2 min', '2.5 h')
+    """
+    if seconds < 60:
+        return f"{math.ceil(seconds)} s"
+    if seconds < 7200:
+        return f"{math.ceil(seconds / 60)} min"
+    return f"{math.ceil(seconds / 360) / 10:g} h"
 
 
 def main() -> None:
@@ -28,7 +42,6 @@ def main() -> None:
     request = ReleaseRequest("gaussian", PrivacyLoss.parse(1, "1e-12"), 1.0)
     table, bound = cost.described(ROWS, COLUMNS, "float32"), planned(request, Dimensions(COLUMNS, ROWS)).bound
     found = cost.forecast(table, bound, WORKERS, MEMORY, divisible=True, bandwidth=chosen.store_bandwidth)
-    print(costs(found))
     lines = [
         "| workers | tasks | between workers | ingest of Parquet | of CSV | one read | release | lost worker |",
         "|---|---|---|---|---|---|---|---|",
@@ -37,7 +50,7 @@ def main() -> None:
         layout = each.layout
         ingest = (duration(each.ingest_seconds(kind)) for kind in ("parquet", "csv"))
         cells = (
-            layout.workers, layout.partitions + layout.additions, amount(layout.bytes_between_workers), *ingest,
+            layout.workers, sum(cost.tasks_of(layout)), amount(cost.bytes_between_workers(layout)), *ingest,
             duration(each.read_seconds), duration(each.seconds), duration(each.lost_worker_seconds),
         )  # fmt: skip
         lines.append(f"| {' | '.join(map(str, cells))} |")

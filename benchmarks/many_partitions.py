@@ -16,6 +16,7 @@ import resource
 import time
 from pathlib import Path
 
+from benchmarks.cluster_cost import tasks_of
 from dpdist import RowBound
 from dpdist.core.moment.layout import layout_of
 from dpdist.core.rows.table import Shape
@@ -47,7 +48,7 @@ def planned(chunks: int, workers: int) -> dict[str, float]:
     """Lay a table out and count what there is to do."""
     begun = time.process_time()
     layout = layout_of(table_of(chunks), RowBound(COLUMNS, 1.0), workers, 16 << 30, divisible=True)
-    tasks = layout.partitions + layout.additions
+    tasks = sum(tasks_of(layout))
     return {"chunks": chunks, "workers": workers, "tasks": tasks, "cpu_seconds": time.process_time() - begun}
 
 

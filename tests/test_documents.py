@@ -101,8 +101,7 @@ def test_the_page_names_all_who_take_randomness_for_noise() -> None:
         if path.parent.name != "noise" and re.search(r"\bSYSTEM\b|\bSystemEntropy\b", path.read_text())
     }
     assert takers == {
-        "core/release/trusted.py", "core/release/histograms.py", "core/moment/total.py", "core/moment/cost.py",
-        "literature/attack.py",
+        "core/release/trusted.py", "core/release/histograms.py", "core/moment/total.py", "literature/attack.py",
     }  # fmt: skip
     assert all(f"`{taker}`" in about for taker in takers)
 

@@ -8,18 +8,15 @@ from pathlib import Path
 
 import click
 import msgspec
-from click.core import ParameterSource
 
 from dpdist.answers.forecast import forecast_release
-from dpdist.cli.options import LOCAL, STORE, bandwidth_of, cluster_options, grouped, json_option, options
+from dpdist.cli.options import LOCAL, STORE, cluster_options, grouped, json_option, options
 from dpdist.cli.output import answer
 from dpdist.core.errors import RefusedError, UsageError
 from dpdist.core.ingest.registered import open_rows
 from dpdist.core.ledger.address import absolute
 from dpdist.core.ledger.ledger import Ledger
-from dpdist.core.mechanisms.base import IndependentEntries
 from dpdist.core.mechanisms.registry import MECHANISMS, RECOMMENDED, list_mechanisms
-from dpdist.core.moment import cost
 from dpdist.core.moment.histograms import ColumnCounting, grids_of_numbers
 from dpdist.core.options import RequestOptions
 from dpdist.core.pipeline.budget import ledger_place
@@ -29,7 +26,6 @@ from dpdist.core.release.parse import numbers_from, request_from
 from dpdist.core.release.plan import Dimensions, with_norm_of
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.release.stages import require_seen
-from dpdist.core.rows.columns import DTYPES
 from dpdist.core.rows.dataset import RowsTable
 from dpdist.core.rows.periods import PeriodicTable, is_periodic, open_periods
 from dpdist.core.rows.schema import Schema
@@ -105,11 +101,6 @@ def _refused(request: ReleaseRequest, columns: int, rows: int, max_rows: int) ->
     return choice_refused(request, columns, rows, max_rows)
 
 
-_CLUSTER_PARAMETERS = {
-    "dtype": "dtype", "workers": "workers", "memory-per-worker": "memory", "store-bandwidth": "bandwidth",
-}  # fmt: skip
-"""Options of a forecast that need --cluster, and their parameters."""
-
 _REQUEST_NAMES = {"neighbours", "mechanism", "centre", "scale", "scale_share", "grid_bits", "rows_at_most", "options"}
 
 
@@ -138,42 +129,17 @@ _REQUEST_NAMES = {"neighbours", "mechanism", "centre", "scale", "scale_share", "
 )
 @click.option("--max-periods", type=int, help="Largest number of periods with rows of a privacy unit; for gaussian.")
 @click.option("--plot", type=LOCAL, help="Draw component quality against the number of rows to this image file.")
-@click.option("--cluster", is_flag=True, help="Also forecast tasks, bytes, memory and time on a cluster.")
-@click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="Type of stored rows.")
-@click.option(
-    "--workers",
-    multiple=True,
-    type=int,
-    default=(1,),
-    show_default=True,
-    help="Workers of that cluster; repeatable.",
-)
-@click.option("--memory-per-worker", "memory", type=float, default=16.0, show_default=True, help="GiB per process.")
-@click.option(
-    "--store-bandwidth", "bandwidth", metavar="BYTES",
-    help="Bytes per second from the store of the rows to all workers together, such as 10GB [default: no limit].",
-)  # fmt: skip
 @json_option
 def forecast_command(
     table: AnyStore | None, columns: int | None, rows: int | None, request_options: RequestOptions,
     spectrum: str | None, norms: str | None, max_rows: int | None, max_periods: int | None, plot: Path | None,
-    cluster: bool, dtype: str, workers: tuple[int, ...], memory: float, bandwidth: str | None, as_json: bool,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Forecast the noise of a release and the components above it. Free.
 
     ROWS provides the number of columns, the privacy unit, and the number of rows if that is public. Its data are not
     read. Without ROWS, give --d and --n.
-
-    With --cluster, also forecast the tasks, the bytes read and sent, the memory of a worker and of the trusted node,
-    and the time of an ingest, of one read and of a release. Times assume cores like this one, and processes that read
-    and send 1 GB/s within --store-bandwidth.
     """
-    source_of = click.get_current_context().get_parameter_source
-    unused = [
-        f"--{name}" for name, value in _CLUSTER_PARAMETERS.items() if source_of(value) is not ParameterSource.DEFAULT
-    ]
-    if unused and not cluster:
-        raise UsageError(f"Without --cluster there is no use for {', '.join(unused)}. Add --cluster.")
     columns, rows, max_rows, max_periods, schema = _described(
         table, columns, rows, max_rows, max_periods, request_options.neighbours
     )
@@ -188,9 +154,9 @@ def forecast_command(
     public = rows if request.neighbours is Neighbours.REPLACE_ONE else None
     request = with_norm_of(schema, request, Dimensions(columns, public, max_rows))
     if request.mechanism in ORBITS:
-        if plot is not None or norms or cluster or max_rows != 1 or max_periods is not None:
+        if plot is not None or norms or max_rows != 1 or max_periods is not None:
             raise UsageError(
-                f"The forecast of {request.mechanism} does not support --plot, --norms, --cluster, --max-rows and "
+                f"The forecast of {request.mechanism} does not support --plot, --norms, --max-rows and "
                 "--max-periods. Omit them."
             )
         orbit = forecast_orbit(request, columns, rows, numbers_from(spectrum, "--spectrum") if spectrum else ())
@@ -209,14 +175,6 @@ def forecast_command(
         message += f"\n\n{text.parts(result.plan)}"
         value["refused"] = refused = _refused(request, columns, rows, once)
         message += "" if refused is None else "\n" + wrapped(f"THE RELEASE WOULD BE REFUSED. {refused}")
-    if cluster:
-        independent = isinstance(result.plan.moment, IndependentEntries)
-        shape, bound = cost.described(rows, columns, dtype), result.plan.bound
-        costs = cost.forecast(
-            shape, bound, workers, int(memory * 2**30), divisible=independent, bandwidth=bandwidth_of(bandwidth)
-        )  # fmt: skip
-        value["cluster"] = [estimate.to_json() for estimate in costs]
-        message += f"\n\n{text.costs(costs)}"
     answer(as_json, value, message)
 
 

@@ -43,7 +43,6 @@ from dpdist.core.rows.dataset import RowsTable
 from dpdist.core.runtime.cluster import Cluster
 from dpdist.core.runtime.tls import Certificates
 from dpdist.core.storage.store import AnyStore, store_at
-from dpdist.core.text import AMOUNTS, listed
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -250,14 +249,3 @@ def share_of(components: str) -> float | None:
     if components != "auto" and not re.fullmatch(r"0?\.[0-9]{1,15}", components) and not components.isdecimal():
         raise UsageError(f"--components takes a number, a share of the variance or auto, not {components!r}.")
     return Components(components).number
-
-
-def bandwidth_of(text: str | None) -> float | None:
-    """Parse bytes per second, such as 10GB."""
-    if text is None:
-        return None
-    match = re.fullmatch(rf"([0-9]{{1,15}}(?:\.[0-9]{{1,15}})?) ?({'|'.join(AMOUNTS)})", text)
-    number = float(match[1]) * 1000 ** AMOUNTS.index(match[2]) if match else 0.0
-    if number <= 0:
-        raise UsageError(f"--store-bandwidth takes a number above 0 with one of {listed(AMOUNTS)}, such as 10GB.")
-    return number

@@ -124,7 +124,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc] # no types
     """
 
     release_: Release
-    fresh_: bool  # whether the release was drawn by this fit, or returned again
+    fresh_: bool  # whether the release was drawn by this fit, or returned again; not public
     _centre: ClassVar[str] = "none"  # the default of ``centre``
     _layout: Sequence[tuple[str, Any]] = ()  # labels of the columns of a fitted xarray object
 
@@ -172,6 +172,11 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc] # no types
         self.options = options
         self.name = name
         self.cluster = cluster
+
+    def __getstate__(self) -> Any:
+        state = super().__getstate__()
+        state.pop("fresh_", None)  # that the same rows were released before is not public, and a fitted estimator is
+        return state
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

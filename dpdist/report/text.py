@@ -16,7 +16,6 @@ from dpdist.answers.correlation import Correlation
 from dpdist.answers.forecast import GOOD, Forecast, Person
 from dpdist.answers.noise_edge import CONFIDENCE
 from dpdist.core.mechanisms.info import MechanismInfo, Output
-from dpdist.core.moment.cost import INGEST, ClusterCost
 from dpdist.core.naming import parameter, step
 from dpdist.core.privacy.checks import cautions_message
 from dpdist.core.privacy.guarantee import PrivacyLoss
@@ -387,38 +386,6 @@ def details(info: MechanismInfo) -> str:
     return "\n".join(lines)
 
 
-def costs(estimates: Sequence[ClusterCost]) -> str:
-    """Return tables of the cost of releases on a cluster, one line per number of workers."""
-    lines: list[tuple[str, ...]] = [("workers", "bands", "tasks", "read", "between", "sent", "worker", "trusted")]
-    for estimate in estimates:
-        layout = estimate.layout
-        moved = (layout.bytes_read, layout.bytes_between_workers, layout.bytes_to_trusted)
-        counts = layout.workers, len(layout.bands), layout.partitions + layout.additions
-        lines.append((*map(str, counts), *map(amount, (*moved, layout.worker_bytes, layout.trusted_bytes))))
-    legend = (
-        "read: bytes read; between: bytes sent between workers; sent: bytes sent to the trusted node; worker, trusted: "
-        "peak memory."
-    )
-    times = [("workers", *(f"from {kind}" for kind in INGEST), "one read", "release", "lost worker")]
-    for estimate in estimates:
-        seconds = (
-            *map(estimate.ingest_seconds, INGEST),
-            estimate.read_seconds,
-            estimate.seconds,
-            estimate.lost_worker_seconds,
-        )
-        times.append((str(estimate.layout.workers), *map(duration, seconds)))
-    times_legend = (
-        "from: an ingest of files of this kind, of about the size of the rows; one read: a private clip norm, or a "
-        "projection without writing; lost worker: largest delay of a release if a worker dies or hangs."
-    )
-    if not math.isinf(bandwidth := estimates[0].bandwidth):
-        times_legend += (
-            f" The store of the rows supplies {amount(round(bandwidth))} per second to all workers together."
-        )
-    return "\n".join([*aligned(lines), wrapped(legend), "", *aligned(times), wrapped(times_legend)])
-
-
 def amount(count: int) -> str:
     """Return a number of bytes, rounded up to three digits.
 
@@ -429,16 +396,3 @@ def amount(count: int) -> str:
     rounded = -(-count // step) * step
     power = min(len(AMOUNTS) - 1, (len(str(rounded)) - 1) // 3)
     return f"{rounded / 1000**power:.15g} {AMOUNTS[power]}"
-
-
-def duration(seconds: float) -> str:
-    """Return a time, rounded up.
-
-    >>> duration(0.2), duration(61), duration(9000)
-    ('1 s', '2 min', '2.5 h')
-    """
-    if seconds < 60:
-        return f"{math.ceil(seconds)} s"
-    if seconds < 7200:
-        return f"{math.ceil(seconds / 60)} min"
-    return f"{math.ceil(seconds / 360) / 10:g} h"

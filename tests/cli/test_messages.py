@@ -42,8 +42,7 @@ def wide(text: str) -> list[str]:
 
 def test_all_that_is_said_of_a_mechanism_or_forecast_fits_the_terminal(call: Call) -> None:
     table = ("--d", "100", "--n", "1000000000", "--epsilon", "0.001", "--delta", "1e-12")
-    cluster = ("--cluster", "--workers", "1", "--workers", "1024", "--memory-per-worker", "2")
-    forecast = ("forecast", *table, *cluster, "--norms", "0.000123456,1,1234567.8", "--neighbours", "add-remove")
+    forecast = ("forecast", *table, "--norms", "0.000123456,1,1234567.8", "--neighbours", "add-remove")
     for command in (*(("mechanisms", name) for name in (*MECHANISMS, "--all")), forecast):
         said = call(*command)
         assert (said.code, wide(said.out + said.told)) == (0, [])

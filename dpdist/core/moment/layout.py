@@ -23,7 +23,7 @@ from dpdist.core import triangle
 from dpdist.core.errors import UsageError
 from dpdist.core.moment.total import MomentTask, block_rows, moment_task, piece_rows
 from dpdist.core.naming import parameter
-from dpdist.core.parallel import fan_in, level_counts
+from dpdist.core.parallel import fan_in
 from dpdist.core.rows.bounding import RowBound
 from dpdist.core.rows.dataset import partitions
 from dpdist.core.rows.table import Sizes, Table
@@ -111,47 +111,11 @@ class Layout:
         """Return the task of all chunks for each band, on the table of these sizes."""
         return [moment_task(table, self.bound, band) for band in self.bands]
 
-    @property
-    def partitions(self) -> int:
-        """Tasks that read rows."""
-        return sum(self.task_counts)
-
-    @property
-    def trees(self) -> list[tuple[int, list[int]]]:
-        """For each band, the bytes of a sum, and the number of sums before and after each level of additions."""
-        sizes = [8 * band.entries for band in self.bands]
-        return [(size, level_counts(count, size)) for size, count in zip(sizes, self.task_counts, strict=True)]
-
-    @property
-    def additions(self) -> int:
-        """Tasks that add sums."""
-        return sum(sum(counts[1:]) for _, counts in self.trees)
-
     def entries_per_row_of(self, band: Band) -> int:
         """Return the entries of a band that a row is added to, including those computed twice in its first columns."""
         if len(self.bands) == 1:
             return band.entries  # a product of a buffer with itself computes each entry once
         return band.height * band.width
-
-    @property
-    def entries_per_row(self) -> int:
-        """Entries of all bands that a row is added to."""
-        return sum(map(self.entries_per_row_of, self.bands))
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes of rows that all workers read together: the table, once for every band."""
-        return len(self.bands) * self.table.stored_bytes
-
-    @property
-    def bytes_between_workers(self) -> int:
-        """Most bytes of sums that workers exchange: all inputs of an addition but a local one."""
-        return sum(size * (counts[0] - counts[-1]) for size, counts in self.trees)
-
-    @property
-    def bytes_to_trusted(self) -> int:
-        """Bytes of sums that the trusted node receives."""
-        return sum(size * counts[-1] for size, counts in self.trees)
 
     @property
     def worker_bytes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -133,6 +134,12 @@ def test_a_release_that_is_not_kept_is_not_drawn_again(register: Register, monke
         asked().fit(table())
     assert (draws, len(register._fits)) == ([], 1)
     assert first.release_.lattice.shape == (D + 1, D + 1)
+
+
+def test_a_fitted_estimator_that_is_given_away_does_not_tell_whether_its_rows_were_known() -> None:
+    given = [pickle.dumps(asked().fit(table())) for _ in range(2)]
+    assert given[0] == given[1]
+    assert not hasattr(pickle.loads(given[0]), "fresh_")  # noqa: S301 - our own
 
 
 def test_stages_are_drawn_once_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The cost of a release on a cluster before it runs: tasks, bytes, memory and time.
+"""The cost of a release on a cluster, for `forecast_table.py`: tasks, bytes, memory and time.
 
 Tasks, bytes and memory are those of :mod:`dpdist.core.moment.layout`, which the release uses. For the time, the cost of
 bounding a value, of a multiplication and of a normal variate is measured in the calling process, so it is right for
@@ -17,19 +17,44 @@ from functools import cached_property
 
 import numpy as np
 
-from dpdist.core.errors import UsageError
 from dpdist.core.moment.gram import gram_sum
 from dpdist.core.moment.layout import BOUND_SECONDS, TASK_SECONDS, Layout, layout_of, task_count
 from dpdist.core.moment.total import require_summable
-from dpdist.core.naming import parameter
 from dpdist.core.noise.entropy import SYSTEM
 from dpdist.core.noise.lattice import rounded_normal
-from dpdist.core.parallel import fan_in
+from dpdist.core.parallel import fan_in, level_counts
 from dpdist.core.rows.bounding import RowBound
 from dpdist.core.rows.dataset import chunk_rows_for
 from dpdist.core.rows.dither import DitherKey, Dithers
 from dpdist.core.rows.table import Shape
 from dpdist.core.triangle import Band
+
+
+def trees(layout: Layout) -> list[tuple[int, list[int]]]:
+    """Return the bytes of a sum of each band, and the number of sums before and after each level of additions."""
+    sizes = [8 * band.entries for band in layout.bands]
+    return [(size, level_counts(count, size)) for size, count in zip(sizes, layout.task_counts, strict=True)]
+
+
+def tasks_of(layout: Layout) -> tuple[int, int]:
+    """Return the tasks that read rows, and those that add sums."""
+    return sum(layout.task_counts), sum(sum(counts[1:]) for _, counts in trees(layout))
+
+
+def bytes_read(layout: Layout) -> int:
+    """Return the bytes of rows that all workers read together: the table, once for every band."""
+    return len(layout.bands) * layout.table.stored_bytes
+
+
+def bytes_between_workers(layout: Layout) -> int:
+    """Return the most bytes of sums that workers exchange: all inputs of an addition but a local one."""
+    return sum(size * (counts[0] - counts[-1]) for size, counts in trees(layout))
+
+
+def bytes_to_trusted(layout: Layout) -> int:
+    """Return the bytes of sums that the trusted node receives."""
+    return sum(size * counts[-1] for size, counts in trees(layout))
+
 
 LINK = 1e9
 """Bytes per second that a process reads from the file system, sends or receives: four fifths of 10 Gbit/s."""
@@ -129,19 +154,19 @@ class ClusterCost:
     def _release_seconds(self, layout: Layout) -> float:
         """Return the seconds of a release, which adds noise to a band while it sums others."""
         bounded = len(layout.bands) * layout.bound.columns
-        cpu_seconds = self._cpu_seconds(bounded, layout.entries_per_row, layout.bytes_read)
+        cpu_seconds = self._cpu_seconds(bounded, sum(map(layout.entries_per_row_of, layout.bands)), bytes_read(layout))
         sum_duplicates = max(
-            cpu_seconds / min(layout.workers, layout.partitions),
-            layout.bytes_read / self.bandwidth,
-            TASK_SECONDS * (layout.partitions + layout.additions),
+            cpu_seconds / min(layout.workers, tasks_of(layout)[0]),
+            bytes_read(layout) / self.bandwidth,
+            TASK_SECONDS * sum(tasks_of(layout)),
         )
         # an addition receives remote sums one after the other
         received = sum(
-            size * (min(fan_in(size), inputs) - 1) for size, counts in layout.trees for inputs in counts[:-1]
+            size * (min(fan_in(size), inputs) - 1) for size, counts in trees(layout) for inputs in counts[:-1]
         )
         sum_duplicates += received / LINK / layout.concurrent_bands
         entries = Band.whole(layout.bound.width).entries
-        noised = layout.bytes_to_trusted / LINK + entries * self.rates.draw
+        noised = bytes_to_trusted(layout) / LINK + entries * self.rates.draw
         if len(layout.bands) == 1:
             return sum_duplicates + noised
         return max(sum_duplicates, sum_duplicates / len(layout.bands) + noised)
@@ -149,15 +174,19 @@ class ClusterCost:
     def to_json(self) -> dict[str, object]:
         """Return JSON values; memory is per process, and transferred bytes are those of all processes."""
         layout, table = self.layout, self.table
-        sizes = ("bytes_read", "bytes_between_workers", "bytes_to_trusted", "worker_bytes", "trusted_bytes")
+        reading, adding = tasks_of(layout)
         return {
             "n": table.rows,
             "d": table.columns,
             "dtype": table.dtype,
             "workers": layout.workers,
             "bands": len(layout.bands),
-            "tasks": {"partitions": layout.partitions, "additions": layout.additions},
-            **{name: getattr(layout, name) for name in sizes},
+            "tasks": {"partitions": reading, "additions": adding},
+            "bytes_read": bytes_read(layout),
+            "bytes_between_workers": bytes_between_workers(layout),
+            "bytes_to_trusted": bytes_to_trusted(layout),
+            "worker_bytes": layout.worker_bytes,
+            "trusted_bytes": layout.trusted_bytes,
             "store_bandwidth": None if math.isinf(self.bandwidth) else self.bandwidth,
             "seconds": self.seconds,
             "read_seconds": self.read_seconds,
@@ -168,8 +197,6 @@ class ClusterCost:
 
 def described(rows: int, columns: int, dtype: str) -> Shape:
     """Return the shape of a table after an ingest."""
-    if rows < 1 or columns < 2:
-        raise UsageError(f"A table has at least one row and two columns ({parameter('n')}, {parameter('d')}).")
     return Shape(rows, columns, dtype, chunk_rows_for(columns, dtype, rows))
 
 
@@ -178,10 +205,6 @@ def forecast(
     bandwidth: float | None = None,
 ) -> list[ClusterCost]:  # fmt: skip
     """Return the cost of a release of a table for each number of workers. More workers are never slower."""
-    if min(workers) < 1:
-        raise UsageError("At least one worker is needed.", parameter="workers")
-    if bandwidth is not None and not 0 < bandwidth < math.inf:
-        raise UsageError("The bandwidth of the store must be a positive number of bytes per second.")
     layouts = [layout_of(table, bound, count, memory, divisible=divisible) for count in workers]
     require_summable(table, bound)
     rates = Rates.measured(bound, table.dtype, table.rows)
