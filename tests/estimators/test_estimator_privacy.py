@@ -28,6 +28,7 @@ from dpdist.core.privacy.accounting import composed_epsilon_micro, fits
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.core.release import combine
 from dpdist.core.release.artefact import Release
+from dpdist.core.release.plan import proved
 
 pytestmark = pytest.mark.filterwarnings("ignore:As many rows were released")
 LOSS: dict[str, Any] = {"epsilon": 1, "delta": 1e-6, "clip": CLIP}
@@ -144,15 +145,20 @@ def test_a_joint_cost_beyond_reason_is_refused_in_words() -> None:
         pca(neighbours="add-remove", budget_epsilon=1000).fit(table(2))
 
 
-def test_releases_of_shared_rows_are_not_taken_for_disjoint_ones() -> None:
+def test_a_release_does_not_tell_whose_rows_it_shares_and_is_not_taken_for_one_of_others() -> None:
     rows = table()
     first, second = pca().fit(rows[:100]), pca().fit(rows[100:])
     both = pca(budget_epsilon=10).fit(rows)
     assert first.release_.extents != second.release_.extents
-    assert set(both.release_.extents) > {*first.release_.extents, *second.release_.extents}
+    assert len({*first.release_.extents, *second.release_.extents, *both.release_.extents}) == 3
     assert combine.combined([first.release_, second.release_]).rows == len(rows)
-    with pytest.raises(RefusedError, match="same rows"):
-        combine.combined([first.release_, both.release_])
+    for releases in ([first.release_, second.release_], [first.release_, both.release_]):
+        joint = combine.combined(releases).guarantee
+        assert joint is not None
+        assert joint.mu_squared == sum(proved(release.guarantee).mu_squared for release in releases)
+    named = pca(name="more", budget_epsilon=10).fit(rows).release_
+    with pytest.raises(RefusedError, match="same rows"):  # of one table
+        combine.combined([both.release_, named])
 
 
 def test_of_fits_at_the_same_time_one_is_charged_and_all_have_its_release(register: Register) -> None:

@@ -213,14 +213,6 @@ class _Fit:
     account: Budget | None  # the budget that it was charged to
 
 
-@dataclass(frozen=True)
-class Charged:
-    """The charge of a release: the ledger that draws it once, and the other tables that have some of its rows."""
-
-    ledger: MemoryStorage
-    shares: tuple[str, ...]
-
-
 @dataclass
 class Register:
     """The releases of one process. Thread-safe."""
@@ -228,7 +220,7 @@ class Register:
     key: bytes = field(default_factory=lambda: bytes.fromhex(random_token()), repr=False)  # private
     _fits: list[_Fit] = field(default_factory=list, repr=False)
     _tables: dict[tuple[object, ...], str] = field(default_factory=dict, repr=False)  # identities by their content
-    _charged: dict[tuple[str, str], Charged] = field(default_factory=dict, repr=False)  # by table and release
+    _charged: dict[tuple[str, str], MemoryStorage] = field(default_factory=dict, repr=False)  # by table and release
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def identity(self, fingerprints: Fingerprints, *described: object) -> str:
@@ -237,8 +229,8 @@ class Register:
             content = (fingerprints.total, fingerprints.items, *described)
             return self._tables.setdefault(content, random_token())
 
-    def charged(self, dataset: str, release_id: str) -> Charged | None:
-        """Return the charge of a release of a table, or None."""
+    def charged(self, dataset: str, release_id: str) -> MemoryStorage | None:
+        """Return the ledger that draws a release of a table once, or None before it is charged."""
         return self._charged.get((dataset, release_id))
 
     def charge(
@@ -251,7 +243,7 @@ class Register:
         *,
         dataset: str,
         release_id: str,
-    ) -> Charged:
+    ) -> MemoryStorage:
         """Charge a release before its noise is drawn, once; the charge stays even if the draw fails."""
         with self._lock:
             if (known := self._charged.get((dataset, release_id))) is not None:
@@ -269,15 +261,14 @@ class Register:
                 account.charge(guarantee)
             ledger = MemoryStorage()
             Ledger.create(ledger, dataset_id=dataset, budget=guarantee.loss)  # the register decides what rows afford
-            shares = tuple(dict.fromkeys(fit.dataset for fit in shared if fit.dataset != dataset))
-            charged = self._charged[dataset, release_id] = Charged(ledger, shares)
+            self._charged[dataset, release_id] = ledger
             self._fits.append(_Fit(guarantee, fingerprints, rows, dataset, account))
-            return charged
+            return ledger
 
-    def keep(self, charged: Charged) -> None:
+    def keep(self, charged: MemoryStorage) -> None:
         """Forget the draws of a release if those of all releases take more than :data:`MOST_BYTES`."""
-        if sum(each.ledger.nbytes for each in [*self._charged.values()]) > MOST_BYTES:
-            charged.ledger.forget()
+        if sum(each.nbytes for each in [*self._charged.values()]) > MOST_BYTES:
+            charged.forget()
 
     def note(self, rows: int, guarantee: Guarantee, dataset: str) -> None:
         """Note a release of rows with a ledger, for warnings; workers read their values, so it has no fingerprints."""

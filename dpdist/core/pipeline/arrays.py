@@ -16,7 +16,8 @@ from typing import Any
 from dpdist.core.errors import DataError, RefusedError
 from dpdist.core.frames import is_a
 from dpdist.core.ingest.collection import whole_rows
-from dpdist.core.ledger.in_memory import REGISTER, Budget, Charged, Register
+from dpdist.core.ledger.in_memory import REGISTER, Budget, Register
+from dpdist.core.ledger.memory import MemoryStorage
 from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.ledger.state import State
 from dpdist.core.mechanisms.base import IndependentEntries
@@ -182,11 +183,11 @@ def _require_possible(plan: Plan, rows: int) -> None:
 
 
 def _drawn_once(
-    rows: ArrayRows, plan: Plan, table: ArrayTable, charged: Charged, register: Register
+    rows: ArrayRows, plan: Plan, table: ArrayTable, charged: MemoryStorage, register: Register
 ) -> tuple[Release, bool]:
     """Draw a charged release unless it was drawn; return it, and whether it was drawn now."""
-    table = replace(table, ledger_id=Ledger(charged.ledger).ledger_id, shares=charged.shares)
-    transaction = ArrayTransaction(plan, table, charged.ledger, _X)
+    table = replace(table, ledger_id=Ledger(charged).ledger_id)
+    transaction = ArrayTransaction(plan, table, charged, _X)
     if fresh := transaction.reserve() in {State.RESERVED, State.STAGED}:
         executor = rows.executor()
         workers, threads, memory = executor.resources()
@@ -199,7 +200,7 @@ def _drawn_once(
             draw_stages(executor, transaction)
             following = replace(transaction, realised=stages.resolved(transaction).realised)
         compute(executor, following, Cluster(), layout)
-    elif charged.ledger.nbytes == 0:
+    elif charged.nbytes == 0:
         raise RefusedError(
             "These rows were released by the same parameters before in this process, and the release is larger than "
             "what a process keeps. Nothing was drawn or charged: a second draw would be a second release. Use the "

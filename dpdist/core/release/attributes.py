@@ -75,12 +75,13 @@ class Coverage(Struct, frozen=True, forbid_unknown_fields=True):
     last: str | None = None
 
     @classmethod
-    def of(cls, table: Table) -> tuple[Coverage, ...]:
-        """Return the extents of a release of a table: those of other tables with some of its rows follow."""
+    def of(cls, table: Table) -> Coverage:
+        """Return the extent of a release of a table. Whether other tables have some of its rows is private."""
+        dataset = hashlib.sha256(f"dpdist dataset\n{table.dataset_id}".encode()).hexdigest()[:32]
         if not isinstance(table, Span):
-            return tuple(map(cls, map(_public_id, (table.dataset_id, *table.shares))))
+            return cls(dataset)
         first, last = (table.parts[i].period for i in (0, -1))
-        return (cls(_public_id(table.dataset_id), table.start, table.start + len(table.parts), first, last),)
+        return cls(dataset, table.start, table.start + len(table.parts), first, last)
 
     def to_json(self) -> dict[str, object]:
         """Return plain JSON values."""
@@ -91,10 +92,6 @@ class Coverage(Struct, frozen=True, forbid_unknown_fields=True):
         if self.first is None:
             return "a whole table"
         return f"period {self.first}" if self.first == self.last else f"periods {self.first} to {self.last}"
-
-
-def _public_id(dataset_id: str) -> str:
-    return hashlib.sha256(f"dpdist dataset\n{dataset_id}".encode()).hexdigest()[:32]
 
 
 def merged(extents: Iterable[Coverage]) -> tuple[Coverage, ...]:

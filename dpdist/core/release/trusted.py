@@ -209,7 +209,7 @@ def _drawn(
         table.names,
         table.rows,
         release_id=transaction.release_id,
-        extents=Coverage.of(table),
+        extents=(Coverage.of(table),),
         unit=table.unit,
         ledger_head=ledger_head,
         condition=condition,

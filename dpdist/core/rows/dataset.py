@@ -59,7 +59,6 @@ class RowsTable(Shape):
     reference: Reference | None = None  # chunks of registered rows; None: stored here
     schema: Schema | None = None  # None: the source had numeric columns
     variant: str | None = None  # part of the ids of releases
-    shares: tuple[str, ...] = ()  # identities of other tables that have some of these rows
 
     def __str__(self) -> str:
         return str(self.store)
