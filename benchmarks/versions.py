@@ -27,7 +27,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "versions.json"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-EXTRAS = ("anndata", "netcdf", "genomics", "plots")
+EXTRAS = ("anndata", "netcdf", "plots")
 """Those whose libraries read rows, bound them or draw, and need no server."""
 TOOLS = ("pytest", "pytest-xdist", "hypothesis", "pandas")
 """What the tests need; anndata writes with pandas, and an old one not with a new one."""

@@ -79,9 +79,9 @@ def ingest(
 
     ROWS is a folder, or an address in an object store (s3://, gs://, az://), where a budget requires --ledger.
 
-    Files may be .npy, .npz, .csv, .csv.gz, .parquet (also in KEY=VALUE folders), .arrow, .feather, .h5ad, .nc, .zarr,
-    .bed with .bim and .fam, .pgen with .pvar and .psam, .vcf and .vcf.gz. A row of genotypes is a sample. Existing ROWS
-    are never replaced: if they come from the same files, the command does nothing, and an interrupted ingest resumes.
+    Files may be .npy, .npz, .csv, .csv.gz, .parquet (also in KEY=VALUE folders), .arrow, .feather, .h5ad, .nc and
+    .zarr, also of VCF Zarr, where a row is a sample. Existing ROWS are never replaced: if they come from the same
+    files, the command does nothing, and an interrupted ingest resumes.
 
     A SOURCE below 256 MiB is read by this process; a larger one by one worker per core, or by the given cluster.
     """

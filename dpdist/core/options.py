@@ -160,7 +160,7 @@ class IngestOptions(BudgetOptions, frozen=True, kw_only=True):
         str | None,
         option(
             "Column that identifies the person or other unit of each row; it is not stored. Text or whole numbers; "
-            "obs/NAME of AnnData; FID or FID,IID of a .fam.",
+            "obs/NAME of AnnData; sample of VCF Zarr.",
             "a column's name in quotes",
             PRIVACY,
         ),

@@ -155,7 +155,7 @@ def test_a_release_does_not_tell_whose_rows_it_shares_and_is_not_taken_for_one_o
     for releases in ([first.release_, second.release_], [first.release_, both.release_]):
         joint = combine.combined(releases).guarantee
         assert joint is not None
-        assert joint.mu_squared == sum(proved(release.guarantee).mu_squared for release in releases)
+        assert joint.mu_squared == sum(proved(release.guarantee).mu_squared or 0 for release in releases)
     named = pca(name="more", budget_epsilon=10).fit(rows).release_
     with pytest.raises(RefusedError, match="same rows"):  # of one table
         combine.combined([both.release_, named])

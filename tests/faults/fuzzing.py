@@ -30,12 +30,10 @@ from typing import Any
 
 import anndata
 import numpy as np
-import pgenlib
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xarray
 import zarr
-from bed_reader import to_bed
 from pyarrow import feather
 from scipy import sparse
 
@@ -49,7 +47,6 @@ LARGEST = 256 << 20
 """Bytes of the largest file it may write."""
 EXTREMES = (0, 1, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**64 - 1)
 NUMBERS = ("-5", "0", "1000000000000", str(2**62), "1e308", "NaN", '"x"', "null", "[" * 2000 + "]" * 2000, "{}")
-PLINK = ("t.bed", "t.bim", "t.fam", "t.pgen", "t.pvar", "t.psam")
 FOLDERS = ("rows.zarr", "rows.ledger", "release.zarr", "model.zarr", "job.toml", "t.csv", "certificates", "centre.npz")
 LABELS = {"Ingesting in this process", "Checking chunks"}
 _DIMENSIONS = ": rows are along "
@@ -81,12 +78,9 @@ KINDS: dict[str, Kind] = {
         name: Kind(name, (("ingest", name, "new"),))
         for name in (
             "t.npy", "t.npz", "t.csv", "t.csv.gz", "t.parquet", "t.arrow", "t.feather", "dense.h5ad", "csr.h5ad",
-            "csc.h5ad", "t.nc", "c.nc", "two.zarr", "three.zarr", "data.zarr", "t.bed", "t.pgen", "t.vcf", "t.vcf.gz",
-            "parts",
+            "csc.h5ad", "t.nc", "c.nc", "two.zarr", "three.zarr", "data.zarr", "calls.zarr", "parts",
         )
     },
-    **{f"t.{part}": Kind(f"t.{part}", (("ingest", "t.bed", "new"),)) for part in ("bim", "fam")},
-    **{f"t.{part}": Kind(f"t.{part}", (("ingest", "t.pgen", "new"),)) for part in ("pvar", "psam")},
     "rows": Kind("rows.zarr", (("inspect", "rows.zarr", "--verify"), *_JOB)),
     "release": Kind(
         "release.zarr",
@@ -152,22 +146,15 @@ def make(folder: Path) -> None:
     data.to_netcdf("c.nc", engine="scipy")
     for version, name in ((2, "two.zarr"), (3, "three.zarr")):
         zarr.create_array(name, data=rows, chunks=(15, 3), zarr_format=version)  # type: ignore[arg-type]
-    counts = (rows % 3).astype(np.int8)
-    facts = {"sid": GENES, "iid": [f"s{i}" for i in range(40)]}
-    to_bed("t.bed", counts, properties=facts, num_threads=1)
-    with pgenlib.PgenWriter(b"t.pgen", 40, variant_ct=4, nonref_flags=False) as writer:
-        for column in counts.T:
-            writer.append_biallelic(np.ascontiguousarray(column))
-    sites = [f"7\t{100 + place}\t{name}\tA\tG\n" for place, name in enumerate(GENES)]
-    Path("t.pvar").write_text("#CHROM\tPOS\tID\tREF\tALT\n" + "".join(sites))
-    Path("t.psam").write_text("#IID\tSEX\n" + "".join(f"{name}\t0\n" for name in facts["iid"]))
-    fixed = ["#CHROM", "POS", "ID", "REF", "ALT", "QUAL", "FILTER", "INFO", "FORMAT"]
-    lines = ["##fileformat=VCFv4.3", "\t".join(fixed + facts["iid"])]
-    for place, column in enumerate(counts.T.tolist()):
-        cells = [("0/0", "0/1", "1/1")[count] for count in column]
-        lines.append("\t".join(["7", str(100 + place), f"rs{place}", "A", "G", ".", "PASS", ".", "GT", *cells]))
-    Path("t.vcf").write_text("\n".join(lines) + "\n")
-    Path("t.vcf.gz").write_bytes(gzip.compress(Path("t.vcf").read_bytes(), mtime=0))
+    calls = {
+        "call_genotype": np.stack([rows.T % 3 > 1, rows.T % 3 > 0], axis=2).astype(np.int8),
+        "contig_id": np.array(["7"]), "sample_id": np.array([f"s{i}" for i in range(40)]),
+        "variant_contig": np.zeros(4, np.int8), "variant_position": np.arange(100, 104, dtype=np.int32),
+        "variant_allele": np.array([["A", "G"]] * 4),
+    }  # fmt: skip
+    store = zarr.create_group("calls.zarr", zarr_format=2, attributes={"vcf_zarr_version": "0.4"})
+    for name, values in calls.items():
+        store.create_array(name, data=values)
     np.savez("centre.npz", centre=np.ones(4), scale=np.ones(4))
     Path("job.toml").write_text(
         '[rows]\npath = "rows.zarr"\nsource = "t.csv"\nbudget_epsilon = 3\nbudget_delta = 1e-5\n'
@@ -328,7 +315,7 @@ def fuzz(kind_name: str, number: int, made: Path, scratch: Path, tally: Tally) -
     folder = scratch / "case"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    for name in {kind.damaged, *(PLINK if kind.damaged in PLINK else FOLDERS if "." not in kind_name else ())}:
+    for name in {kind.damaged, *(FOLDERS if "." not in kind_name else ())}:
         (shutil.copytree if (made / name).is_dir() else shutil.copy)(made / name, folder / name)
     if not (folder / "rows.ledger").exists():
         shutil.copytree(made / "rows.ledger", folder / "rows.ledger")

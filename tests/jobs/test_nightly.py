@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import zarr
-from bed_reader import to_bed
 from faults import crash_driver
 from faults.nightly import JOB
 from pyarrow import parquet
@@ -107,17 +106,16 @@ def test_late_changed_and_repeated_files_are_refused_and_new_periods_still_relea
 def test_a_period_may_be_a_store_or_files_that_belong_together(place: Place) -> None:
     values = np.random.default_rng(5).integers(0, 3, (2, 30, 3)).astype(np.int8)
     zarr.create_group(place.incoming / "d1.zarr").create_array("a", data=values[0])
-    facts = {"sid": ["c0", "c1", "c2"], "chromosome": ["1"] * 3}
     place.run(JOB.replace("periods", 'columns = ["c0", "c1", "c2"]\nperiods'))
     place.job.write_text(JOB)
     (place.incoming / "d3").mkdir()
-    to_bed(place.incoming / "d3" / "x.bed", values[1], properties=facts, num_threads=1)
+    np.save(place.incoming / "d3" / "x.npy", values[1][:20])
+    np.save(place.incoming / "d3" / "y.npy", values[1][20:])
     place.run()
     assert list(place.ledger.periods) == ["d1", "d3"]
     place.run()  # and nothing has changed
-    family = place.incoming / "d3" / "x.fam"
-    family.write_text(family.read_text().replace("0", "9"))
-    place.refused(r"d3/x.bed changed after the period d3 was closed")
+    np.save(place.incoming / "d3" / "y.npy", values[1][19:])
+    place.refused(r"d3/y.npy changed after the period d3 was closed")
     shutil.rmtree(place.incoming / "d3")
     (chunk, *_) = [path for path in (place.incoming / "d1.zarr" / "a" / "c").rglob("*") if path.is_file()]
     chunk.write_bytes(chunk.read_bytes()[:-1])

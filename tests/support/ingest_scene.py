@@ -17,12 +17,10 @@ import anndata
 import cloudpickle
 import numpy as np
 import numpy.typing as npt
-import pgenlib
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zarr
-from bed_reader import to_bed
 from scipy import sparse
 
 from dpdist.core.errors import DataError, DpdistError
@@ -180,60 +178,23 @@ def genotypes(seed: int = 3) -> Table:
     return found
 
 
-def write_bed(path: Path, values: Table, **others: Any) -> None:
-    """Write PLINK files with bed-reader; 127 is missing."""
-    samples, variants = values.shape
-    facts = {"sid": [f"rs{i}" for i in range(variants)], "iid": [f"s{i}" for i in range(samples)]} | others
-    signed = values.astype(np.int8)
-    to_bed(path, np.where(values == 127, -127, signed), properties=facts, num_threads=1)
-
-
-def write_pgen(path: Path, values: Table, names: list[str] | None = None, samples: list[str] | None = None) -> None:
-    """Write PLINK 2 files with pgenlib; 127 is missing."""
-    people, variants = values.shape
-    with pgenlib.PgenWriter(str(path).encode(), people, variant_ct=variants, nonref_flags=False) as writer:
-        for column in values.T:
-            writer.append_biallelic(np.where(column == 127, -9, column.astype(np.int8)))
-    sites = [f"7\t{100 + i}\t{names[i] if names else f'rs{i}'}\tA\tG" for i in range(variants)]
-    path.with_suffix(".pvar").write_text("\n".join(["##by hand", "#CHROM\tPOS\tID\tREF\tALT", *sites]) + "\n")
-    listed = ["#IID\tSEX", *(f"{name}\t0" for name in samples or [f"s{i}" for i in range(people)])]
-    path.with_suffix(".psam").write_text("\n".join(listed) + "\n")
-
-
-def write_vcf(
+def write_vcf_zarr(
     path: Path,
     values: Table,
-    phased: bool = False,
-    extra: str = "",
     names: list[str] | None = None,
     samples: list[str] | None = None,
+    alleles: tuple[str, str] = ("A", "G"),
 ) -> None:
-    """Write VCF text by hand; 127 is missing."""
-    mark = "|" if phased else "/"
-    pairs = {0: ("0", "0"), 1: ("0", "1"), 2: ("1", "1"), 127: (".", ".")}
-    people = samples or [f"s{i}" for i in range(values.shape[0])]
-    fixed = ["#CHROM", "POS", "ID", "REF", "ALT", "QUAL", "FILTER", "INFO", "FORMAT"]
-    lines = ["##fileformat=VCFv4.3", "\t".join(fixed + people)]
-    for place, column in enumerate(values.T.tolist()):
-        name = names[place] if names else f"rs{place}"
-        cells = [mark.join(pairs[v][:: -1 if phased and i % 2 else 1]) + extra for i, v in enumerate(column)]
-        form = "GT" + (":DP" if extra else "")
-        lines.append("\t".join(["7", str(100 + place), name, "A", "G", ".", "PASS", ".", form, *cells]))
-    text = ("\n".join(lines) + "\n").encode()
-    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
-
-
-def write_vcf_zarr(path: Path, values: Table, names: list[str] | None = None) -> None:
-    """Write what bio2zarr makes of the file of :func:`write_vcf`."""
-    samples, variants = values.shape
+    """Write genotypes as bio2zarr does; 127 is missing."""
+    people, variants = values.shape
     calls = np.array([[[value > 1, value > 0] for value in column] for column in values.T.tolist()], np.int8)
     arrays = {
         "call_genotype": np.where((values.T == 127)[:, :, None], -1, calls).astype(np.int8),
-        "contig_id": np.array(["7"]), "sample_id": np.array([f"s{i}" for i in range(samples)]),
+        "contig_id": np.array(["7"]), "sample_id": np.array(samples or [f"s{i}" for i in range(people)]),
         "variant_contig": np.zeros(variants, np.int8),
         "variant_position": np.arange(100, 100 + variants, dtype=np.int32),
         "variant_id": np.array(names or [f"rs{i}" for i in range(variants)]),
-        "variant_allele": np.array([["A", "G"]] * variants),
+        "variant_allele": np.array([alleles] * variants),
     }  # fmt: skip
     write_vcf_arrays(path, arrays)
 
@@ -245,8 +206,3 @@ def write_vcf_arrays(path: Path, arrays: dict[str, Table], version: Literal[2, 3
         warnings.simplefilter("ignore")  # of a type that the specification of Zarr does not have yet
         for name, found in arrays.items():
             group.create_array(name, data=found, chunks=(2, *found.shape[1:]) if found.ndim > 1 else found.shape)
-
-
-GENOTYPES: dict[str, Callable[..., None]] = {
-    "t.bed": write_bed, "t.pgen": write_pgen, "t.vcf": write_vcf, "t.vcf.gz": write_vcf,
-}  # fmt: skip

@@ -43,6 +43,10 @@ _PICKLE = (
     "Loading it runs any code that it contains. If you trust its author, save it as .parquet; in Python: "
     "pandas.read_pickle(FILE).to_parquet(NEW, index=False)"
 )
+_VCF = (
+    "Convert it to VCF Zarr, and ingest that: vcf2zarr convert FILE NEW.zarr, of bio2zarr; if it has several "
+    "chromosomes, index it first: bcftools view -O z -o X.vcf.gz FILE, bcftools index X.vcf.gz"
+)
 _R = "Save it as .csv; in R: write.csv(readRDS(FILE), NEW, row.names = FALSE)"
 _PAGE = (
     "Download the file itself, with your credentials. If the page contains the table, in Python: "
@@ -56,7 +60,7 @@ _POINTER = "a pointer to the file, not the file itself"
 _CONTENTS: tuple[tuple[bytes, str, tuple[str, ...], str], ...] = (
     (b"version https://git-lfs", _POINTER, (), "Fetch the file: git lfs pull"),
     (b"/annex/objects/", _POINTER, (), "Fetch the file: git annex get FILE"),
-    (_GZIP, "compressed by gzip", (".csv.gz", ".vcf.gz"), _packed("gzip")),
+    (_GZIP, "compressed by gzip", (".csv.gz",), _packed("gzip")),
     (b"BZh", "compressed by bzip2", (), _packed("bz2")),
     (b"\xfd7zXZ\0", "compressed by xz", (), f"Unpack it; {_LZMA}"),
     (b"\x28\xb5\x2f\xfd", "compressed by Zstandard", (), _packed("zstd")),
@@ -71,7 +75,7 @@ _CONTENTS: tuple[tuple[bytes, str, tuple[str, ...], str], ...] = (
     (b"CDF\x02", "a NetCDF file", (".nc",), ".nc"),
     (b"CDF\x05", "a NetCDF file", (".nc",), ".nc"),
     (b"\x93NUMPY", "an array of NumPy", (".npy",), ".npy"),
-    (b"##fileformat=VCF", "a VCF file", (".vcf", ".vcf.gz"), ".vcf"),
+    (b"##fileformat=VCF", "a VCF file", (), _VCF),
     (b"\xd0\xcf\x11\xe0", "an Excel file", (), _EXCEL),
     (b"%PDF", "a PDF", (), "Export its table as .csv"),
     (b"SQLite format 3\0", "a database of SQLite", (), _SQL),
@@ -96,7 +100,6 @@ _SUFFIXES = {
     (".ftr",): ".feather",
     (".arrows",): _STREAM,
     (".nc3", ".nc4", ".cdf", ".netcdf"): ".nc",
-    (".vcf.bgz",): ".vcf.gz",
     (".h5", ".hdf5", ".hdf"): _HDF5,
     (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz"): _LINES,
     (".json", ".json.gz"): _JSON,
@@ -118,11 +121,13 @@ _SUFFIXES = {
     ),
     (".arff",): _parquet("pandas.DataFrame(scipy.io.arff.loadarff(FILE)[0])"),
     (".fits", ".fit"): (_parquet("astropy.table.Table.read(FILE).to_pandas()")),
-    (".bcf",): "Save it as .vcf.gz: bcftools view -O z -o NEW FILE",
-    (".bgen",): "Save it as .pgen: plink2 --bgen FILE ref-first --make-pgen --out NEW",
-    (".ped",): "Save it as .bed: plink2 --ped FILE --map MAP --make-bed --out NEW",
-    (".bim", ".fam"): "Pass the .bed file with the same name",
-    (".pvar", ".psam"): "Pass the .pgen file with the same name",
+    (".vcf", ".vcf.gz", ".vcf.bgz", ".bcf"): _VCF,
+    (".bed", ".bim", ".fam"): (
+        "Convert the genotypes to VCF Zarr, and ingest that: plink2zarr convert PREFIX NEW.zarr, of bio2zarr"
+    ),
+    (".pgen", ".pvar", ".psam"): f"Save it as VCF: plink2 --pfile PREFIX --export vcf --out NEW. {_VCF}",
+    (".bgen",): f"Save it as VCF: plink2 --bgen FILE ref-first --export vcf --out NEW. {_VCF}",
+    (".ped", ".map"): f"Save it as VCF: plink2 --pedmap PREFIX --export vcf --out NEW. {_VCF}",
     (".loom",): "Save it as .h5ad; in Python: anndata.io.read_loom(FILE).write_h5ad(NEW)",
     (".pkl", ".pickle"): _PICKLE,
     (".pt", ".pth"): "Save its tensor as .npy; in Python: numpy.save(NEW, torch.load(FILE).numpy())",
@@ -154,14 +159,14 @@ def _binary(path: PurePath, start: bytes, suffix: str) -> str | None:
         if start.startswith(begin) and suffix not in suffixes:
             if begin == _ZIP and (b"[Content_Types].xml" in start or b"opendocument.spreadsheet" in start):
                 return f"a spreadsheet. {_EXCEL}."
-            if begin == _GZIP and suffix in {".csv", ".vcf"}:
+            if begin == _GZIP and suffix == ".csv":
                 return f"{noun}. Rename it to {path.name}.gz."
             return f"{noun}. {_said(path, suffix, cure)}"
     return None
 
 
 def _wide(start: bytes, suffix: str) -> str | None:
-    code = _code(start) if suffix in {"", ".csv", ".vcf"} else None
+    code = _code(start) if suffix in {"", ".csv"} else None
     typed = f"pathlib.Path(NEW).write_text(pathlib.Path(FILE).read_text({code!r}), 'utf-8')"
     return code and f"text in {code}. Save it in UTF-8; in Python: {typed}."
 
@@ -176,7 +181,7 @@ def _text(path: PurePath, text: str | None, suffix: str) -> str | None:
         return f"JSON. {_LINES if chr(10) + '{' in begin else _JSON}."
     if suffix.endswith(".gz"):
         return f"text that is not compressed. {_said(path, suffix, suffix.removesuffix('.gz'))}"
-    if suffix not in {".csv", ".vcf"}:
+    if suffix != ".csv":
         return f"text. {_said(path, suffix, '.csv')[:-1]} if commas separate its cells."
     return None
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from dpdist.core.errors import DataError, DpdistError, RefusedError
 from dpdist.core.ingest.readers.base import Choices, NoRowsError
-from dpdist.core.ingest.sources import KINDS, files_of, is_companion, is_store, located, opened_sources
+from dpdist.core.ingest.sources import KINDS, files_of, is_store, located, opened_sources
 from dpdist.core.ingest.write import ingest
 from dpdist.core.privacy.parallel import PERIOD_PATTERN
 from dpdist.core.progress import Steps
@@ -58,7 +58,7 @@ def waiting(source: Path, closed: Sequence[str] = ()) -> tuple[dict[str, Path], 
     wrong: list[DpdistError] = []
     twice: list[str] = []
     for entry in sorted(source.iterdir(), key=lambda entry: entry.name):
-        if entry.name.startswith((".", "_")) or is_companion(entry):
+        if entry.name.startswith((".", "_")):
             continue
         suffix = next((kind for kind in KINDS if entry.name.lower().endswith(kind)), "")
         period = entry.name[: len(entry.name) - len(suffix)]

@@ -1,4 +1,4 @@
-"""Sources: tables, arrays and genotypes in files, folders of files and object stores."""
+"""Sources: files, Zarr stores, folders of files and object stores."""
 
 from __future__ import annotations
 
@@ -47,10 +47,6 @@ _READERS = {
     ".h5ad": "formats.anndata:H5ad",
     ".nc": "formats.netcdf:NetCdf",
     ".zarr": "core.ingest.readers.zarr_store:Store",
-    ".bed": "formats.plink:Plink",
-    ".pgen": "formats.plink:Plink2",
-    ".vcf": "formats.vcf:Vcf",
-    ".vcf.gz": "formats.vcf:Vcf",
 }
 """Modules of dpdist and their readers by the suffix of a file; a module is imported when such a file is met."""
 _ANNDATA, _VCF_ZARR = "formats.anndata:AnnDataStore", "formats.vcf:VcfZarr"
@@ -118,7 +114,7 @@ def _in_folder(folder: SourceLocation, keys: Keys) -> list[tuple[SourceLocation,
         key = key_in(entry.name)
         if key is not None and attempt(entry, entry.is_dir):
             sources += _in_folder(entry, (*keys, key))
-        elif not is_companion(entry):
+        else:
             sources.append((entry, keys))
     return sources
 
@@ -159,12 +155,6 @@ def _require_once(locations: Sequence[SourceLocation]) -> None:
             )
 
 
-def is_companion(location: SourceLocation) -> bool:
-    """Whether a file accompanies a .bed or .pgen file."""
-    owners = [location.with_suffix(suffix) for suffix, kind in KINDS.items() if location.suffix in kind.companions]
-    return any(attempt(owner, owner.is_file) for owner in owners)
-
-
 def is_store(location: SourceLocation) -> bool:
     """Whether a folder is a Zarr store, by its content."""
     return any(attempt(location, (location / mark).is_file) for mark in MARKS)
@@ -174,9 +164,7 @@ def files_of(source: Path) -> list[Path]:
     """List the files of a local source."""
     if source.is_dir():
         return sorted(path for path in source.rglob("*") if path.is_file())
-    kind = KINDS.get(source.suffix)
-    companions = map(source.with_suffix, () if kind is None else kind.companions)
-    return [source, *(other for other in companions if other.is_file())]
+    return [source]
 
 
 def state_of(location: SourceLocation) -> str:
@@ -249,9 +237,7 @@ class Opener:
             raise _no_columns(entry.shown)
         if not isinstance(location, Path) and (kind.needs_file or location.web):
             folder = self._stack.enter_context(scratch(self._scratch_dir, "fetched"))
-            companions = [location.with_suffix(suffix) for suffix in kind.companions]
-            for remote in (location, *companions):
-                attempt(remote, partial(remote.fetch, folder))
+            attempt(location, partial(location.fetch, folder))
             location = folder / location.name
         if kind in KINDS.values() and kind is not Store and (reason := _refusal(location)):
             raise DataError(f"{location} is {reason}")
@@ -272,18 +258,12 @@ class Opener:
     def with_shown_name(self, text: str, entry: Entry) -> str:
         """Replace the path that was read by the displayed name of the source."""
         path = self._read_at if self._entry == entry else str(entry.location)
-        return text.replace(path, entry.shown).replace(_stem(path), _stem(entry.shown))
+        return text.replace(path, entry.shown)
 
     def close(self) -> None:
         """Remove fetched files, and end the process of fragile readers."""
         self._stack.close()
         self.process.close()
-
-
-def _stem(path: str) -> str:
-    """Return a path without its suffix, which companion files share."""
-    folder, slash, name = path.rpartition("/")
-    return f"{folder}{slash}{name.rpartition('.')[0] or name}"
 
 
 class Sources(Sequence[Source]):
@@ -310,7 +290,7 @@ def opened_sources(source: SourceLocation, scratch_dir: Path, choices: Choices =
     kinds = {_kind(location) for location, _ in locations}
     for name in choices.made:
         if not any(name in kind.takes for kind in kinds):
-            takers = ", ".join(suffix for suffix, kind in KINDS.items() if name in kind.takes)
+            takers = ", ".join(suffix for suffix, kind in KINDS.items() if name in kind.takes) or "VCF Zarr"
             raise UsageError(f"{parameter(name)} is for {takers}. {source} has none of these: leave it out.")
     with closing(Opener(scratch_dir, choices)) as opener:
         yield Sources(

@@ -17,8 +17,8 @@ from dpdist.core.errors import DataError, RefusedError
 from dpdist.core.frames import is_a
 from dpdist.core.ingest.collection import whole_rows
 from dpdist.core.ledger.in_memory import REGISTER, Budget, Register
-from dpdist.core.ledger.memory import MemoryStorage
 from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.ledger.memory import MemoryStorage
 from dpdist.core.ledger.state import State
 from dpdist.core.mechanisms.base import IndependentEntries
 from dpdist.core.moment.arrays import (

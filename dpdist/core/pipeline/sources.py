@@ -161,10 +161,9 @@ def ingest_rows(
     ----------
     source : str, path-like or table
         A file, a folder of files, or an address (``s3://``, ``gs://``, ``https://``), of the kinds .npy, .npz, .csv,
-        .csv.gz, .parquet, .arrow, .feather, .h5ad, .nc, .zarr, .bed, .pgen, .vcf and .vcf.gz. Or a table: a Dask array
-        or DataFrame, an xarray DataArray or Dataset (rows along the first dimension, the others flattened to columns),
-        a DataFrame from pandas or polars, a table of Arrow, a sparse matrix of SciPy or a NumPy array. An index is not
-        a column.
+        .csv.gz, .parquet, .arrow, .feather, .h5ad, .nc and .zarr. Or a table: a Dask array or DataFrame, an xarray
+        DataArray or Dataset (rows along the first dimension, the others flattened to columns), a DataFrame from pandas
+        or polars, a table of Arrow, a sparse matrix of SciPy or a NumPy array. An index is not a column.
     rows : str or path-like
         The folder to write, or its address (``s3://``, ``gs://``, ``az://``): n x d private rows, of the dtype of the
         source.
@@ -178,8 +177,7 @@ def ingest_rows(
         The columns to keep, in this order. None: all of them.
     privacy_unit : str, default None
         Identifier of the privacy unit of a row, which is not stored: a column of whole numbers, ``obs/NAME`` of
-        AnnData, an array along the rows of .nc or .zarr, or ``FID`` or ``FID,IID`` of a .fam file. None: every row is a
-        privacy unit.
+        AnnData, or an array along the rows of .nc or .zarr. None: every row is a privacy unit.
     max_rows : int, default None
         Largest number of rows of a privacy unit; further rows are dropped. Required with `privacy_unit`, and only then.
     keep : {"first", "random"}, default None

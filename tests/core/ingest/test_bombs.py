@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import os
@@ -87,12 +86,6 @@ def h5ad(path: Path) -> None:
         dataset.id.write_direct_chunk((0, 0), deflated(SIZE))
 
 
-def samples(path: Path) -> None:
-    """Write genotypes of people without names, very many."""
-    head = b"##fileformat=VCFv4.3\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\tFORMAT"
-    path.write_bytes(gzip.compress(head + b"\t" * (60 << 20) + b"\n", 1))
-
-
 def annotated(path: Path, change: Callable[[Any], object], content: bytes) -> None:
     """Write a store of AnnData whose names are packed otherwise."""
     write_anndata_zarr(path, anndata.AnnData(np.ones((40, 4), np.float32)), version=2)
@@ -165,7 +158,6 @@ BOMBS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "zarr, zstd": ("t.zarr", lambda path: three(path, "zstd", {"level": 1, "checksum": False}, zstandard(SIZE))),
     "zarr 2, zlib in zlib": ("t.zarr", two),
     "names of AnnData": ("t.zarr", labels),
-    "samples": ("t.vcf.gz", samples),
     "h5ad": ("t.h5ad", h5ad),
 }
 ANNOUNCED: dict[str, tuple[str, Callable[[Path], object]]] = {
@@ -316,10 +308,10 @@ def test_an_archive_of_two_arrays_of_one_name_is_refused(tmp_path: Path) -> None
     refused(tmp_path / "t.npz", "holds two arrays with the same name")
 
 
-@pytest.mark.parametrize("what", ["a file", "a store", "a companion", "a hard link"])
+@pytest.mark.parametrize("what", ["a file", "a store", "a hard link"])
 def test_a_link_in_a_folder_is_refused_and_so_is_a_file_twice(tmp_path: Path, what: str) -> None:
     """A link shows what its maker could not read; rows that are read twice count twice."""
-    folder, names = tmp_path / "t", {"a file": "b.npy", "a store": "b.zarr", "a companion": "b.fam"}
+    folder, names = tmp_path / "t", {"a file": "b.npy", "a store": "b.zarr"}
     folder.mkdir()
     for path in (folder / "a.npy", tmp_path / "secret.npy"):
         np.save(path, np.ones((4, 2)))
@@ -329,8 +321,6 @@ def test_a_link_in_a_folder_is_refused_and_so_is_a_file_twice(tmp_path: Path, wh
         link.hardlink_to(folder / "a.npy")
     else:
         link.symlink_to(tmp_path / ("secret.zarr" if what == "a store" else "secret.npy"))
-    if what == "a companion":
-        (folder / "b.bed").write_bytes(b"")
     needles = ("a.npy", "same file") if what == "a hard link" else ("is not a plain file",)
     refused(folder, link.name, *needles)
     with pytest.raises(DataError, match=needles[-1]):

@@ -22,8 +22,7 @@ import pytest
 import scipy.sparse
 import xarray
 import zarr
-from bed_reader import to_bed
-from support.ingest_scene import stored
+from support.ingest_scene import stored, write_vcf_zarr
 
 from dpdist.core.errors import DataError, UsageError
 from dpdist.core.ingest.readers.base import Choices
@@ -35,8 +34,6 @@ from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.units import Unit
 
 pytestmark = pytest.mark.usefixtures("typed")
-
-VCF = "##fileformat=VCFv4.4\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\tFORMAT\ts1\ts2\n"
 
 
 def rows_of(path: Path, **choices: Any) -> Any:
@@ -55,23 +52,15 @@ def refused(path: Path, match: str, **choices: Any) -> str:
 # --- one person several times -----------------------------------------------------------------------------------------
 
 
-def test_a_sample_of_two_files_is_one_person_in_vcf_and_plink_too(tmp_path: Path) -> None:
-    site = "1\t100\trs1\tA\tG\t.\t.\t.\tGT\t0/1\t1/1\n1\t200\trs2\tC\tT\t.\t.\t.\tGT\t0/0\t0/1\n"
-    for folder in ("in", "mixed"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "a.vcf").write_text(VCF + site)
-    (tmp_path / "in" / "b.vcf").write_text(VCF.replace("s2", "s3") + site)
-    told = refused(tmp_path / "in", r"b\.vcf names 1 sample of .*a\.vcf again: one person would have several rows")
+def test_a_sample_of_two_stores_of_genotypes_is_one_person(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name, samples in (("a", ["s1", "s2"]), ("b", ["s1", "s3"])):
+        write_vcf_zarr(tmp_path / "in" / f"{name}.zarr", np.array([[0, 1], [2, 1]]), samples=samples)
+    told = refused(tmp_path / "in", r"b\.zarr names 1 sample of .*a\.zarr again: one person would have several rows")
     assert "s1" not in told
-    (tmp_path / "in" / "b.vcf").write_text(VCF.replace("s1", "s4").replace("s2", "s3") + site)
+    shutil.rmtree(tmp_path / "in" / "b.zarr")
+    write_vcf_zarr(tmp_path / "in" / "b.zarr", np.array([[0, 1], [2, 2]]), samples=["s4", "s3"])
     assert rows_of(tmp_path / "in").shape == (4, 2)
-    for families in (["0", "0"], ["s1", "s2"]):
-        properties = {
-            "fid": families, "iid": ["s1", "s2"], "sid": ["rs1", "rs2"], "chromosome": ["1", "1"],
-            "bp_position": [100, 200], "allele_1": ["G", "T"], "allele_2": ["A", "C"],
-        }  # fmt: skip
-        to_bed(tmp_path / "mixed" / "b.bed", np.array([[1, 0], [2, 1]], dtype=np.int8), properties=properties)
-        refused(tmp_path / "mixed", r"b\.bed names 2 samples of .*a\.vcf again")
 
 
 def test_cells_of_two_samples_may_be_called_alike_where_their_donors_are_named(tmp_path: Path) -> None:
@@ -235,21 +224,6 @@ def test_a_key_of_a_folder_may_be_in_the_file_too_and_says_the_same(tmp_path: Pa
     refused(other, "a column named like its folder, with other values")
 
 
-def test_fields_of_plink_are_separated_by_spaces_too_and_a_fault_is_told_of_its_file(tmp_path: Path) -> None:
-    bim, fam, bed = ((tmp_path / "t.bed").with_suffix(suffix) for suffix in (".bim", ".fam", ".bed"))
-    bed.write_bytes(b"\x6c\x1b\x01\x0b\x0b")
-    fam.write_text("f a 0 0 0 -9\nf b 0 0 0 -9\n")
-    for first, second, at in (("1 rs1 0 100 A G", "1 rs2 200 C T", 2), ("1 rs1 100 A G", "1 rs2 200 C T", 1)):
-        bim.write_text(f"{first}\n{second}\n")
-        refused(bed, rf"t\.bim, line {at} has 5 fields")
-    bim.write_text("1 rs1 0 100 A G\n1 rs1 0 200 C T\n")
-    assert ingest(bed, tmp_path / "found.zarr").names == ("rs1:A", "rs1:C")
-    fam.write_text("##f a 0 0 0 -9\nf b 0 0 0 -9\nf c 0 0 0 -9\n")
-    assert rows_of(bed).shape == (3, 2)  # no line is a comment
-    fam.write_text("#FID IID\nf a\nf b\n")
-    refused(bed, r"t\.fam, line 1 has 2 fields")
-
-
 def test_arrays_of_scipy_of_python_objects_and_in_groups_are_told_as_that(tmp_path: Path) -> None:
     scipy.sparse.save_npz(tmp_path / "t.npz", scipy.sparse.csr_matrix(np.eye(3)))
     refused(tmp_path / "t.npz", r"sparse matrix of SciPy.*load_npz\(FILE\)\.toarray\(\)")
@@ -283,10 +257,10 @@ def test_no_advice_removes_foreign_files_and_swapped_paths_are_recognised(tmp_pa
 
 def test_variants_that_are_called_alike_and_count_other_alleles_are_refused(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
-    for name, alleles in (("a", "A\tG"), ("b", "G\tA")):
-        sites = "".join(f"1\t{at}\trs{at}\t{alleles}\t.\t.\t.\tGT\t0/1\t1/1\n" for at in (1, 2))
-        (tmp_path / "in" / f"{name}.vcf").write_text(VCF.replace("s1\ts2", f"{name}1\t{name}2") + sites)
-    refused(tmp_path / "in", r"b\.vcf has other columns than .*a\.vcf under the same names")
+    for name, alleles in (("a", ("A", "G")), ("b", ("G", "A"))):
+        samples = [f"{name}1", f"{name}2"]
+        write_vcf_zarr(tmp_path / "in" / f"{name}.zarr", np.array([[1, 2], [1, 2]]), samples=samples, alleles=alleles)
+    refused(tmp_path / "in", r"b\.zarr has other columns than .*a\.zarr under the same names")
 
 
 # --- cells and names --------------------------------------------------------------------------------------------------
@@ -318,10 +292,6 @@ def test_a_missing_unit_is_not_one_person(tmp_path: Path) -> None:
         anndata.AnnData(np.ones((3, 2), "f4"), obs).write_h5ad(tmp_path / "c.h5ad")
         with pytest.raises(DataError, match=r"row 1 .*obs/donor is missing, so the row"):
             ingest_rows(tmp_path / "c.h5ad", tmp_path / "never.zarr", privacy_unit="obs/donor", max_rows=1)
-    to_bed(tmp_path / "f.bed", np.ones((3, 2)), properties={"fid": ["1", "0", "0"], "iid": list("abc")})
-    with pytest.raises(DataError, match=r"sample 2: its family \(FID\) is 0"):
-        ingest_rows(tmp_path / "f.bed", tmp_path / "never.zarr", privacy_unit="FID", max_rows=1)
-    ingest_rows(tmp_path / "f.bed", tmp_path / "people.zarr", privacy_unit="FID,IID", max_rows=1)
 
 
 def test_entries_of_a_sparse_matrix_are_added_up_or_refused(tmp_path: Path) -> None:

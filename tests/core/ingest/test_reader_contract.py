@@ -38,11 +38,8 @@ from support.ingest_scene import (
     Table,
     refused,
     write_anndata_zarr,
-    write_bed,
     write_csv,
     write_parquet,
-    write_pgen,
-    write_vcf,
     write_vcf_zarr,
 )
 
@@ -78,7 +75,7 @@ class Kind:
     @property
     def crashes(self) -> bool:
         """Whether bytes at the wrong place can end the process."""
-        return self.file.endswith((".h5ad", ".pgen")) or self.file == "t.nc"
+        return self.file.endswith(".h5ad") or self.file == "t.nc"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -173,10 +170,6 @@ KINDS = [
     Kind("classic.nc", write_netcdf("scipy")),
     Kind("t.zarr", write_zarr, named=False, within=("zarr.json", "c/0/0"), other=SECRET + 1j),
     Kind("anndata.zarr", write_anndata("dense"), within=("zarr.json", "X/c/0/0"), other=SECRET + 1j),
-    Kind("t.bed", genotypes(write_bed, "sid"), genotypes=True, wordless=True),
-    Kind("t.pgen", genotypes(write_pgen, "names"), genotypes=True, wordless=True),
-    Kind("t.vcf", genotypes(write_vcf, "names"), genotypes=True, wordless=True, ends=False),
-    Kind("t.vcf.gz", genotypes(write_vcf, "names"), genotypes=True, wordless=True),
     Kind(
         "vcf.zarr", genotypes(write_vcf_zarr, "names"), genotypes=True, wordless=True,
         within=("zarr.json", "call_genotype/c/0/0/0"),
@@ -225,7 +218,7 @@ def test_people_are_told_of_every_kind_of_file(suffix: str) -> None:
     page = ROOT / "docs" / "howto" / "ingest.md"
     texts = {
         "the help of ingest": str(pipeline.ingest.help), "ingest_rows": str(ingest_rows.__doc__),
-        "page": page.read_text(), "damaged files": " ".join([*fuzzing.KINDS, *fuzzing.PLINK]),
+        "page": page.read_text(), "damaged files": " ".join(fuzzing.KINDS),
     }  # fmt: skip
     assert [who for who, text in texts.items() if suffix not in text] == []
 

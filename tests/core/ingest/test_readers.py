@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import shutil
 import warnings
 from contextlib import closing
@@ -19,12 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 import xarray
 import zarr
-from bed_reader import to_bed
 from scipy import sparse
 from support.ingest_scene import (
-    GENOTYPES,
     LAYOUTS,
-    SAMPLES,
     VARIANTS,
     Table,
     counts,
@@ -32,9 +28,8 @@ from support.ingest_scene import (
     refused,
     stored,
     write_anndata_zarr,
-    write_bed,
     write_h5ad,
-    write_vcf,
+    write_vcf_zarr,
 )
 
 from dpdist.core.errors import DataError, UsageError
@@ -161,49 +156,31 @@ def test_chunks_that_fill_the_memory_are_refused(tmp_path: Path) -> None:
     refused(tmp_path / "t.zarr", "t.zarr", "chunks of 2048 MiB", "1024 MiB")
 
 
-def test_phase_other_fields_and_the_order_of_a_bed_file_do_not_matter(tmp_path: Path) -> None:
-    for number, (phased, extra) in enumerate([(True, ""), (True, ":12"), (False, ":.")]):
-        write_vcf(tmp_path / "t.vcf", genotypes(), phased, extra)
-        ingest(tmp_path / "t.vcf", tmp_path / f"{number}.zarr")
-        assert np.array_equal(stored(tmp_path / f"{number}.zarr"), genotypes())
-    text = (tmp_path / "t.vcf").read_text().replace("\t0/1", "\t/0/1").replace("\t1/1", "\t|1|1")  # as in VCF 4.4
-    (tmp_path / "t.vcf").write_text(text)
-    ingest(tmp_path / "t.vcf", tmp_path / "newer.zarr")
-    assert np.array_equal(stored(tmp_path / "newer.zarr"), genotypes())
-    names = {"sid": [f"v{i}" for i in range(VARIANTS)]}
-    to_bed(tmp_path / "t.bed", genotypes().astype(np.int8), major="individual", properties=names, num_threads=1)
-    ingest(tmp_path / "t.bed", tmp_path / "rows.zarr")
-    assert np.array_equal(stored(tmp_path / "rows.zarr"), genotypes())
-
-
-@pytest.mark.parametrize("name", GENOTYPES)
-def test_a_missing_genotype_is_refused_or_replaced_as_told(tmp_path: Path, name: str) -> None:
+def test_a_missing_genotype_is_refused_or_replaced_as_told(tmp_path: Path) -> None:
     values = genotypes()
     values[6, 4] = 127
-    GENOTYPES[name](tmp_path / name, values)
-    refused(tmp_path / name, name, "sample 7", "'rs4'", "missing", "--missing")
-    ingest(tmp_path / name, tmp_path / "one.zarr", choices=Choices(missing=1))
+    write_vcf_zarr(tmp_path / "t.zarr", values)
+    refused(tmp_path / "t.zarr", "t.zarr", "sample 7", "'rs4'", "missing", "--missing")
+    ingest(tmp_path / "t.zarr", tmp_path / "one.zarr", choices=Choices(missing=1))
     assert np.array_equal(stored(tmp_path / "one.zarr"), np.where(values == 127, 1, values))
-    ingest(tmp_path / name, tmp_path / "rows.zarr", columns=["rs3", "rs5"])
+    ingest(tmp_path / "t.zarr", tmp_path / "rows.zarr", columns=["rs3", "rs5"])
     assert np.array_equal(stored(tmp_path / "rows.zarr"), values[:, [3, 5]])
     with pytest.raises(UsageError, match="0, 1 or 2"):
         Choices(missing=3)
 
 
-def test_a_sample_or_a_family_may_be_the_privacy_unit_of_genotypes(tmp_path: Path) -> None:
-    """Two families of two, and everybody was genotyped again."""
+def test_a_sample_may_be_the_privacy_unit_of_genotypes(tmp_path: Path) -> None:
     values = np.arange(24, dtype=np.uint8).reshape(8, 3) % 3
-    write_bed(tmp_path / "t.bed", values, iid=["a", "b", "c", "d"] * 2, fid=["1", "1", "2", "2"] * 2)
-    for unit, first in (("FID,IID", [0, 1, 2, 3]), ("IID", [0, 1, 2, 3]), ("FID", [0, 2]), ("IID, FID", [0, 1, 2, 3])):
-        ingest(tmp_path / "t.bed", tmp_path / f"{unit}.zarr", unit=Unit(unit, 1))
-        assert np.array_equal(stored(tmp_path / f"{unit}.zarr"), values[first])
-    with pytest.raises(DataError, match=r"t.bed names a sample twice.*--privacy-unit FID,IID"):
-        ingest(tmp_path / "t.bed", tmp_path / "no.zarr")
-    with pytest.raises(UsageError, match=r"has no row label SEX. There are: FID, IID "):
-        ingest(tmp_path / "t.bed", tmp_path / "no.zarr", unit=Unit("SEX", 1))
-    write_bed(tmp_path / "u.bed", values, sid=["IID", "FID", "rs"])  # a variant's name does not choose the unit
+    write_vcf_zarr(tmp_path / "t.zarr", values, samples=["a", "b", "c", "d"] * 2)
+    ingest(tmp_path / "t.zarr", tmp_path / "rows.zarr", unit=Unit("sample", 1))
+    assert np.array_equal(stored(tmp_path / "rows.zarr"), values[:4])
+    with pytest.raises(DataError, match=r"t.zarr names a sample twice.*--privacy-unit sample"):
+        ingest(tmp_path / "t.zarr", tmp_path / "no.zarr")
+    with pytest.raises(UsageError, match=r"has no row label SEX. There are: sample "):
+        ingest(tmp_path / "t.zarr", tmp_path / "no.zarr", unit=Unit("SEX", 1))
+    write_vcf_zarr(tmp_path / "u.zarr", values, names=["sample", "rs1", "rs2"])  # a name does not choose the unit
     with pytest.raises(UsageError, match="both a column and a row label"):
-        ingest(tmp_path / "u.bed", tmp_path / "no.zarr", unit=Unit("IID", 1))
+        ingest(tmp_path / "u.zarr", tmp_path / "no.zarr", unit=Unit("sample", 1))
 
 
 DONORS: dict[str, Any] = {
@@ -251,77 +228,12 @@ def test_cells_without_a_privacy_unit_are_refused(tmp_path: Path) -> None:
         assert not (tmp_path / "rows.zarr").exists()
 
 
-@pytest.mark.parametrize("name", GENOTYPES)
-def test_variants_of_one_name_and_allele_are_refused_and_nameless_ones_get_one(tmp_path: Path, name: str) -> None:
-    key = "sid" if name == "t.bed" else "names"
-    GENOTYPES[name](tmp_path / name, genotypes(), **{key: ["rs1"] * 2 + [f"v{i}" for i in range(VARIANTS - 2)]})
-    refused(tmp_path / name, name, "the same name: rs1:" if name == "t.bed" else "the same name: rs1:G.")
-    facts: dict[str, Any] = {key: ["."] * VARIANTS}
-    if name == "t.bed":
-        facts |= {
-            "chromosome": ["7"] * VARIANTS, "bp_position": [100 + i for i in range(VARIANTS)],
-            "allele_1": ["G"] * VARIANTS, "allele_2": ["A"] * VARIANTS,
-        }  # fmt: skip
-    GENOTYPES[name](tmp_path / name, genotypes(), **facts)
-    assert ingest(tmp_path / name, tmp_path / "rows.zarr").names == tuple(f"7:{100 + i}:A:G" for i in range(VARIANTS))
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "needles"),
-    [
-        ("\tA\tG\t", "\tA\tG,T\t", ("line 3", "two alleles", "multiallelic=skip")),
-        ("\tA\tG\t", "\tA\t.\t", ("line 3", "two alleles")),
-        ("\tGT\t", "\tDP\t", ("line 3", "GT")),
-        ("0/0", "0", ("sample", "pair of the alleles of its site", "haploid=single")),
-        *(("0/0", bad, ("sample", "pair of the alleles of its site")) for bad in ("0/0/1", "0/-1", "0/00001", "0/2")),
-        ("0/0", "secretword", ("sample", "pair of the alleles of its site")),
-        ("0/0", "0/0\t0/0", ("24 genotypes, not 23",)),
-        ("\t0/0", "", ("22 genotypes, not 23",)),
-        ("7\t105", "secretword\n7\t105", ("line 8", "is not valid VCF")),
-        ("\ts0", "\t#s0\n#CHROM", ("line 3", "is not valid VCF")),
-        ("##fileformat", "fileformat", ("line 1", "is not valid VCF")),
-        ("\tFORMAT\t", "\tFORMAT\n#", ("without samples",)),
-    ],
-)
-def test_a_bad_vcf_is_refused_by_line(tmp_path: Path, old: str, new: str, needles: tuple[str, ...]) -> None:
-    write_vcf(tmp_path / "t.vcf", genotypes())
-    (tmp_path / "t.vcf").write_text((tmp_path / "t.vcf").read_text().replace(old, new, 1))
-    refused(tmp_path / "t.vcf", *needles)
-
-
-def test_a_vcf_that_was_cut_between_two_blocks_is_refused(tmp_path: Path) -> None:
-    write_vcf(tmp_path / "t.vcf", genotypes())
-    text, path = (tmp_path / "t.vcf").read_bytes(), tmp_path / "t.vcf.gz"
-    blocks = b""
-    for block in (gzip.compress(text[:200]), gzip.compress(text[200:])):  # members with a field of their size
-        size = (len(block) + 7).to_bytes(2, "little")
-        blocks += block[:3] + b"\x04" + block[4:10] + b"\x06\x00BC\x02\x00" + size + block[10:]
-    path.write_bytes(blocks + bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000"))
-    ingest(path, tmp_path / "whole.zarr")
-    assert np.array_equal(stored(tmp_path / "whole.zarr"), genotypes())
-    path.write_bytes(blocks)
-    refused(path, "t.vcf.gz", "truncated")
-
-
-def test_a_bed_file_needs_its_companions_and_their_length_and_takes_them_along(tmp_path: Path) -> None:
-    (tmp_path / "parts").mkdir()
-    path = tmp_path / "parts" / "a.bed"
-    write_bed(path, genotypes())
-    intact = path.read_bytes()
-    for content in (intact[:-1], intact + b"\0"):
-        path.write_bytes(content)
-        refused(path, "a.bed", "another length than")
-    path.write_bytes(intact)
-    for suffix in (".bim", ".fam"):
-        moved = path.with_suffix(suffix).rename(tmp_path / "aside")
-        refused(path, f"needs a{suffix} in the same folder. Add it")
-        moved.rename(path.with_suffix(suffix))
-    write_bed(tmp_path / "parts" / "b.bed", genotypes(4), iid=[f"t{i}" for i in range(SAMPLES)])
-    ingest(tmp_path / "parts", tmp_path / "rows.zarr")
-    assert np.array_equal(stored(tmp_path / "rows.zarr"), np.vstack([genotypes(), genotypes(4)]))
-    (tmp_path / "parts" / "c.fam").touch()
-    shutil.rmtree(tmp_path / "rows.zarr")
-    refused(tmp_path / "parts", "c.fam", "not of a supported kind")
+def test_variants_of_one_name_and_allele_are_refused_and_nameless_ones_get_one(tmp_path: Path) -> None:
+    write_vcf_zarr(tmp_path / "t.zarr", genotypes(), names=["rs1"] * 2 + [f"v{i}" for i in range(VARIANTS - 2)])
+    refused(tmp_path / "t.zarr", "t.zarr", "the same name: rs1:G.")
+    write_vcf_zarr(tmp_path / "u.zarr", genotypes(), names=["."] * VARIANTS)
+    found = ingest(tmp_path / "u.zarr", tmp_path / "rows.zarr")
+    assert found.names == tuple(f"7:{100 + i}:A:G" for i in range(VARIANTS))
 
 
 def test_a_partitioned_dataset_has_its_keys_as_columns(tmp_path: Path) -> None:
@@ -358,14 +270,14 @@ def test_a_partition_of_words_is_left_out_by_name(tmp_path: Path) -> None:
 def test_a_missing_package_is_told_with_the_command_that_installs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_bed(tmp_path / "t.bed", genotypes())
+    write_h5ad(tmp_path / "t.h5ad", counts())
 
     def without(_: str) -> Any:
         raise ImportError
 
     monkeypatch.setattr(base, "import_module", without)
-    with pytest.raises(UsageError, match=r"needs bed_reader\. .*: pip install '\.\[genomics\]'"):
-        ingest(tmp_path / "t.bed", tmp_path / "rows.zarr")
+    with pytest.raises(UsageError, match=r"needs h5py\. .*: pip install '\.\[anndata\]'"):
+        ingest(tmp_path / "t.h5ad", tmp_path / "rows.zarr")
 
 
 @pytest.mark.usefixtures("other_process")

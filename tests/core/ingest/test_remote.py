@@ -20,12 +20,9 @@ import zarr
 from support.ingest_scene import (
     WRITERS,
     counts,
-    genotypes,
     stored,
     table,
-    write_bed,
     write_h5ad,
-    write_vcf,
 )
 from support.s3_server import s3_server, variables
 
@@ -150,10 +147,7 @@ def test_formats_that_need_files_are_fetched_privately_and_removed(tmp_path: Pat
         folder.mkdir()
     (abandoned / "t.csv").write_text("secretword")
     write_h5ad(made / "t.h5ad", counts())
-    write_bed(made / "t.bed", genotypes())
-    write_vcf(made / "t.vcf.gz", genotypes())
-    for path in made.iterdir():
-        memory.pipe(f"/private/{path.name}", path.read_bytes())
+    memory.pipe("/private/t.h5ad", (made / "t.h5ad").read_bytes())
     modes: set[tuple[str, int]] = set()
 
     def progress(_: int, __: int) -> None:
@@ -161,11 +155,10 @@ def test_formats_that_need_files_are_fetched_privately_and_removed(tmp_path: Pat
             assert folder.stat().st_mode & 0o777 == 0o700
             modes.update((path.name, path.stat().st_mode & 0o777) for path in folder.iterdir())
 
-    for name, expected in (("t.h5ad", counts()), ("t.bed", genotypes()), ("t.vcf.gz", genotypes())):
-        ingest(Remote(f"memory://private/{name}"), out / f"{name}.zarr", progress=progress)
-        assert np.array_equal(stored(out / f"{name}.zarr"), expected)
-    assert modes == {(name, 0o600) for name in ("t.h5ad", "t.bed", "t.bim", "t.fam")}  # VCF is read as it comes
-    assert left(out) == ["t.bed.zarr", "t.h5ad.zarr", "t.vcf.gz.zarr"]
+    ingest(Remote("memory://private/t.h5ad"), out / "rows.zarr", progress=progress)
+    assert np.array_equal(stored(out / "rows.zarr"), counts())
+    assert modes == {("t.h5ad", 0o600)}
+    assert left(out) == ["rows.zarr"]
 
 
 def test_what_a_web_server_does_not_have_is_named_and_leaves_nothing(tmp_path: Path, web: tuple[str, Path]) -> None:

@@ -376,7 +376,7 @@ def require_no_variants(path: object, first: Sequence[object]) -> None:
     if "variants" in first:
         raise DataError(
             f"{path} holds genotypes with one row per variant, so the privacy unit would be the variant and not the "
-            "person. Ingest the VCF that it was made from, or write an array with one row per sample."
+            "person. Ingest VCF Zarr, or write an array with one row per sample."
         )
 
 

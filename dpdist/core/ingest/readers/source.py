@@ -108,8 +108,6 @@ class Source(ABC):
     """Whether it must be a local file, so that an object in a store is fetched first."""
     fragile: ClassVar[bool] = False
     """Whether files can make the library hang, crash or exhaust memory, so that another process reads them."""
-    companions: ClassVar[tuple[str, ...]] = ()
-    """Suffixes of accompanying files."""
     path: Any  # a Path, or a Remote unless needs_file
     scratch_dir: Path
     choices: Choices = Choices()  # noqa: RUF009 - frozen
