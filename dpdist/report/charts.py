@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import math
-import struct
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +19,9 @@ from dpdist.report.promise import accuracy, hits, share_up
 
 Values = npt.NDArray[np.float64]
 WIDTH = 360.0
+_ORANGE, _BLUE = "#de6b1f", "#2f81f7"
+_LEVELS = 32
+"""Levels of opacity of either colour."""
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -109,16 +109,18 @@ def shortened_name(name: str, letters: int) -> str:
 def image(values: Values, alt: str, limit: float) -> Markup:
     """Return a small picture: orange for positive values, blue for negative ones, with opacity by magnitude."""
     height, width = values.shape
-    dots = np.empty((height, width, 4), dtype=np.uint8)
-    dots[..., :3] = np.where(values[..., None] > 0, (222, 107, 31), (47, 129, 247))
-    dots[..., 3] = np.round(255 * np.minimum(np.abs(values) / limit, 1))
-    rows = b"".join(b"\0" + row.tobytes() for row in dots)
-    head = struct.pack(">IIBBBBB", width, height, 8, 6, 0, 0, 0)
-    parts = ((b"IHDR", head), (b"IDAT", zlib.compress(rows, 9)), (b"IEND", b""))
-    png = b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
+    levels = np.rint(_LEVELS * np.clip(values / limit, -1, 1)).astype(int)
+    dots = [
+        Markup('<path fill="{}" fill-opacity="{}" d="{}"/>').format(
+            _ORANGE if level > 0 else _BLUE,
+            f"{abs(level) / _LEVELS:g}",
+            "".join(f"M{x} {y}h1v1h-1z" for y, x in np.argwhere(levels == level).tolist()),
+        )
+        for level in np.unique(levels[levels != 0]).tolist()
+    ]
+    return Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}" shape-rendering="crispEdges">{}</svg>').format(
+        width, height, alt, Markup("").join(dots)
     )
-    return Markup('<img alt="{}" src="data:image/png;base64,{}">').format(alt, base64.b64encode(png).decode())
 
 
 _GUESSES = 100
