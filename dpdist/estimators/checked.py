@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dpdist.core.errors import DataError
-from dpdist.core.frames import converted, is_a
+from dpdist.core.frames import converted, is_a, sum_duplicates
 from dpdist.core.ingest.readers.base import BEYOND, EXACT
 from dpdist.core.text import listed
 
@@ -54,6 +54,8 @@ _PASSED = re.compile("Found array with 0 |Input X contains |Complex data|The fea
 
 
 def _of_sklearn(data: Any, check: Callable[..., Any]) -> Any:
+    if hasattr(data, "tocsr"):
+        data = sum_duplicates(data)  # scikit-learn would let small integers overflow
     try:
         return check(data, accept_sparse="csr")
     except (

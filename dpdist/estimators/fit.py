@@ -250,11 +250,11 @@ def _require_memory(estimator: PrivateEstimator, request: ReleaseRequest) -> Non
 
 
 def _budget(estimator: PrivateEstimator, loss: PrivacyLoss) -> PrivacyLoss | None:
-    """Return the limit on the joint cost of the rows: as declared, else the cost of this release; None: a Budget."""
+    """Return the declared limit on the joint cost of the rows, or None."""
     if estimator.budget_epsilon is None:
         if estimator.budget_delta is not None:
             raise UsageError("budget_delta needs budget_epsilon.")
-        return loss if estimator.budget is None else None
+        return None
     if estimator.budget_delta is None:
         return replace(PrivacyLoss.parse(str(estimator.budget_epsilon)), delta_atto=loss.delta_atto)
     return PrivacyLoss.parse(str(estimator.budget_epsilon), str(estimator.budget_delta))

@@ -220,7 +220,7 @@ class Register:
     key: bytes = field(default_factory=lambda: bytes.fromhex(random_token()), repr=False)  # private
     _fits: list[_Fit] = field(default_factory=list, repr=False)
     _tables: dict[tuple[object, ...], str] = field(default_factory=dict, repr=False)  # identities by their content
-    _charged: dict[tuple[str, str], MemoryStorage] = field(default_factory=dict, repr=False)  # by table and release
+    _charged: dict[tuple[str, str], tuple[MemoryStorage, _Fit]] = field(default_factory=dict, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def identity(self, fingerprints: Fingerprints, *described: object) -> str:
@@ -229,46 +229,81 @@ class Register:
             content = (fingerprints.total, fingerprints.items, *described)
             return self._tables.setdefault(content, random_token())
 
-    def charged(self, dataset: str, release_id: str) -> MemoryStorage | None:
-        """Return the ledger that draws a release of a table once, or None before it is charged."""
-        return self._charged.get((dataset, release_id))
+    def known(
+        self,
+        fingerprints: Fingerprints,
+        limit: PrivacyLoss | None,
+        account: Budget | None = None,
+        *,
+        dataset: str,
+        release_id: str,
+    ) -> MemoryStorage | None:
+        """Return the ledger of a charged release, or None; refuse it if the given budget was not charged."""
+        with self._lock:
+            return self._known(fingerprints, limit, account, (dataset, release_id))
+
+    def _known(
+        self, fingerprints: Fingerprints, limit: PrivacyLoss | None, account: Budget | None, release: tuple[str, str]
+    ) -> MemoryStorage | None:
+        if release not in self._charged:
+            return None
+        ledger, charge = self._charged[release]
+        if limit is not None:
+            others = [fit.guarantee for fit in self._sharing(fingerprints) if fit is not charge]
+            _require_affordable(others, charge.guarantee, limit)
+        elif account is not None and charge.account is not account:
+            raise RefusedError(_OTHER_ACCOUNT)
+        return ledger
+
+    def _sharing(self, fingerprints: Fingerprints) -> list[_Fit]:
+        """Return the charges of some of these rows."""
+        return [fit for fit in self._fits if fit.fingerprints and fit.fingerprints.share_rows(fingerprints)]
 
     def charge(
         self,
         fingerprints: Fingerprints,
         rows: int,
         guarantee: Guarantee,
-        budget: PrivacyLoss | None,
+        limit: PrivacyLoss | None,
         account: Budget | None = None,
         *,
         dataset: str,
         release_id: str,
+        reserve: Callable[[MemoryStorage], object],
     ) -> MemoryStorage:
-        """Charge a release before its noise is drawn, once; the charge stays even if the draw fails."""
+        """Charge a release before its noise is drawn, once; the charge stays even if the draw fails.
+
+        ``limit`` is that of the joint cost of these rows, by default the cost of the release; an account has its own.
+        ``reserve`` records the parameters of the release in its ledger, which is none of any other parameters then.
+        """
         with self._lock:
-            if (known := self._charged.get((dataset, release_id))) is not None:
+            if (known := self._known(fingerprints, limit, account, (dataset, release_id))) is not None:
                 return known  # another thread was faster
-            shared = [fit for fit in self._fits if fit.fingerprints and fit.fingerprints.share_rows(fingerprints)]
-            if budget is not None:
-                _require_affordable([fit.guarantee for fit in shared], guarantee, budget)
+            shared = self._sharing(fingerprints)
+            if account is None or limit is not None:
+                _require_affordable([fit.guarantee for fit in shared], guarantee, limit or guarantee.loss)
             elif any(fit.account is not account for fit in shared):
                 raise RefusedError(_OTHER_ACCOUNT)
             alike = [fit for fit in self._fits if fit.rows == rows]
             if any(account is None or fit.account is not account for fit in alike):
                 # if it is turned into an error, the fit ends here without a charge
                 _warn_of_joint_cost([*(fit.guarantee for fit in alike), guarantee])
-            if account is not None:
-                account.charge(guarantee)
             ledger = MemoryStorage()
             Ledger.create(ledger, dataset_id=dataset, budget=guarantee.loss)  # the register decides what rows afford
-            self._charged[dataset, release_id] = ledger
-            self._fits.append(_Fit(guarantee, fingerprints, rows, dataset, account))
+            reserve(ledger)
+            charge = _Fit(guarantee, fingerprints, rows, dataset, account)
+            if account is not None:
+                account.charge(guarantee)
+            # in this order: an interruption leaves a charge without a release, and never a release without a charge
+            self._fits.append(charge)
+            self._charged[dataset, release_id] = ledger, charge
             return ledger
 
-    def keep(self, charged: MemoryStorage) -> None:
+    def keep(self, ledger: MemoryStorage) -> None:
         """Forget the draws of a release if those of all releases take more than :data:`MOST_BYTES`."""
-        if sum(each.nbytes for each in [*self._charged.values()]) > MOST_BYTES:
-            charged.forget()
+        with self._lock:
+            if sum(each.nbytes for each, _ in self._charged.values()) > MOST_BYTES:
+                ledger.forget()
 
     def note(self, rows: int, guarantee: Guarantee, dataset: str) -> None:
         """Note a release of rows with a ledger, for warnings; workers read their values, so it has no fingerprints."""

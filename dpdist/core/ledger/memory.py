@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
-from dpdist.core.errors import DataError
+from dpdist.core.errors import DataError, RefusedError
 from dpdist.core.ledger.journal import ALL, ORIGIN, Entry, Transaction
+from dpdist.core.naming import parameter
 from dpdist.core.text import random_token
 
 Row = tuple[int, str, str]
@@ -54,6 +56,8 @@ class MemoryStorage:
         self._journal: list[Row] = []
         self._blobs: dict[str, bytes] = {}
         self._lock = threading.Lock()
+        self._process = os.getpid()
+        self._forgotten = False
         self.witness = MemoryWitness()
 
     def __str__(self) -> str:
@@ -78,6 +82,13 @@ class MemoryStorage:
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
         """Lock the journal; entries are kept when the block ends, or undone if it raises."""
+        # before locking: in a fork, the lock might never be released
+        if self._process != os.getpid():
+            raise RefusedError(
+                "These rows were released by the same parameters in the process from which this one was forked, and "
+                "two processes would draw twice for one charge. Nothing was drawn. Fit in that process, or use its "
+                "estimator (from_release(fitted.release_))."
+            )
         with self._lock:
             transaction = _MemoryTransaction(str(self), self._journal, self._blobs)
             yield transaction
@@ -95,11 +106,19 @@ class MemoryStorage:
 
     def forget(self) -> None:
         """Delete all draws; the journal stays, so none is drawn again."""
+        self._forgotten = True
         self._blobs.clear()
 
     @contextmanager
     def blob(self, name: str) -> Iterator[BinaryIO]:
         """Open a draft; an empty file if it is missing."""
+        if self._forgotten:
+            raise RefusedError(
+                "These rows were released by the same parameters before, and this process no longer has it. Nothing "
+                "was drawn or charged: a second draw would be a second release. Use the first estimator "
+                f"(from_release(fitted.release_)), or ask for a further draw, which is charged: "
+                f"{parameter('name', 'NAME')}."
+            )
         yield io.BytesIO(self._blobs.get(name, b""))
 
 

@@ -40,7 +40,7 @@ from dpdist.core.privacy import checks
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.core.release import archive, stages
 from dpdist.core.release.advice import choice_refused
-from dpdist.core.release.artefact import Heading, Release
+from dpdist.core.release.artefact import Heading, Release, open_release
 from dpdist.core.release.plan import Dimensions, Plan, bound_of, planned, proved, require_known_norm
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.release.trusted import Answer, MomentTransaction, stands_at
@@ -104,6 +104,10 @@ class ArrayRows:
 class ArrayTransaction(MomentTransaction):
     """A release of rows in memory, which is kept as packed bytes and published nowhere."""
 
+    def reserve(self) -> State:
+        """Charge the release; no target can be in its way."""
+        return self.charge(self.account())
+
     def stored(self, heading: Heading, answer: Answer) -> Iterator[bytes]:
         """Yield the bytes that are committed."""
         return archive.packed(heading, answer)
@@ -118,7 +122,7 @@ class ArrayTransaction(MomentTransaction):
 class Paying:
     """Who pays for a release of rows in memory."""
 
-    budget: PrivacyLoss | None  # limit of the joint cost of these rows; None: the account decides
+    limit: PrivacyLoss | None = None  # of the joint cost of these rows; None: the account, or the cost of the release
     account: Budget | None = None
 
 
@@ -157,17 +161,33 @@ def release_array(
         dataset_id=dataset, names=rows.names, budget=None, missing=rows.missing, reference=chunks, chunked=chunks,
     )  # fmt: skip
     release_id = plan.release_id(table)
-    if target is not None:
-        stands_at(target, release_id)  # refuses another release
+    charged = register.known(
+        survey.fingerprints, paying.limit, paying.account, dataset=dataset, release_id=release_id
+    )  # fmt: skip
+    if target is not None and stands_at(target, release_id):
+        _require_own(target, release_id, charged)
     on_survey(survey)
-    charged = register.charged(dataset, release_id)
     if charged is None:
         _require_possible(plan, survey.rows)
         charged = register.charge(
-            survey.fingerprints, survey.rows, proved(plan.guarantee), paying.budget, paying.account, dataset=dataset,
-            release_id=release_id,
+            survey.fingerprints, survey.rows, proved(plan.guarantee), paying.limit, paying.account, dataset=dataset,
+            release_id=release_id, reserve=lambda ledger: _transaction(plan, table, ledger).reserve(),
         )  # fmt: skip
-    return _drawn_once(rows, plan, table, charged, register)
+    return _drawn_once(rows, _transaction(plan, table, charged), charged, register)
+
+
+def _transaction(plan: Plan, table: ArrayTable, ledger: MemoryStorage) -> ArrayTransaction:
+    return ArrayTransaction(plan, replace(table, ledger_id=Ledger(ledger).ledger_id), ledger, _X)
+
+
+def _require_own(target: Store, release_id: str, charged: MemoryStorage | None) -> None:
+    """Refuse a target with a release of this name that was not drawn from these rows in this process."""
+    head = open_release(target).ledger_head
+    if charged is None or head is None or not Ledger(charged).remembers(release_id, head):
+        raise DataError(
+            f"{target} contains the release {release_id} of other rows, or of another process. Nothing was drawn or "
+            f"charged. Choose another path, or another {parameter('name')}."
+        )
 
 
 def _require_possible(plan: Plan, rows: int) -> None:
@@ -183,16 +203,15 @@ def _require_possible(plan: Plan, rows: int) -> None:
 
 
 def _drawn_once(
-    rows: ArrayRows, plan: Plan, table: ArrayTable, charged: MemoryStorage, register: Register
+    rows: ArrayRows, transaction: ArrayTransaction, charged: MemoryStorage, register: Register
 ) -> tuple[Release, bool]:
     """Draw a charged release unless it was drawn; return it, and whether it was drawn now."""
-    table = replace(table, ledger_id=Ledger(charged).ledger_id)
-    transaction = ArrayTransaction(plan, table, charged, _X)
+    plan = transaction.plan
     if fresh := transaction.reserve() in {State.RESERVED, State.STAGED}:
         executor = rows.executor()
         workers, threads, memory = executor.resources()
         layout = layout_of(
-            table, plan.bound, workers, memory, threads=threads, fewer_threads=executor.limits_threads,
+            transaction.table, plan.bound, workers, memory, threads=threads, fewer_threads=executor.limits_threads,
             divisible=isinstance(plan.moment, IndependentEntries),
         )  # fmt: skip
         following = transaction
@@ -200,13 +219,7 @@ def _drawn_once(
             draw_stages(executor, transaction)
             following = replace(transaction, realised=stages.resolved(transaction).realised)
         compute(executor, following, Cluster(), layout)
-    elif charged.nbytes == 0:
-        raise RefusedError(
-            "These rows were released by the same parameters before in this process, and the release is larger than "
-            "what a process keeps. Nothing was drawn or charged: a second draw would be a second release. Use the "
-            f"first estimator (from_release(fitted.release_)), or ask for a further draw, which is charged: "
-            f"{parameter('name', 'NAME')}."
-        )
     release = transaction.published()
-    register.keep(charged)
+    if fresh:
+        register.keep(charged)
     return release, fresh

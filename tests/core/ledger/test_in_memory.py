@@ -87,8 +87,10 @@ def test_rows_that_are_known_again_are_left_to_the_budget_they_were_charged_to()
     budget, other, rows = Budget(10, "1e-6"), Budget(10, "1e-6"), table()
     first, second = pca(budget).fit(rows), pca(budget, name="second").fit(rows)
     assert first.release_.extents == second.release_.extents  # the register recognises the rows
+    assert not pca(None).fit(rows).fresh_  # returned again, and charged to none
+    with pytest.raises(RefusedError, match="without charging this budget"):  # which cannot promise it
+        pca(other).fit(rows)
     for wrong in (other, None):
-        assert not pca(wrong).fit(rows).fresh_  # returned again, and charged to none
         with pytest.raises(RefusedError, match=r"without charging this budget|released 2 times before") as refused:
             pca(wrong, name="third").fit(rows)
         # a budget named now did not limit earlier answers

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import threading
+import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import dask.array as da
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import sparse
 from sklearn.base import clone
 from sklearn.model_selection import KFold
 from support.ledgers import DiedError, dies
@@ -130,10 +136,151 @@ def test_a_release_that_is_not_kept_is_not_drawn_again(register: Register, monke
     first = asked().fit(table())
     draws = []
     monkeypatch.setattr(trusted, "conclude", lambda *_: draws.append(1))
-    with pytest.raises(RefusedError, match=r"larger than what a process keeps. Nothing was drawn or charged.*name="):
+    with pytest.raises(RefusedError, match=r"this process no longer has it. Nothing was drawn or charged.*name="):
         asked().fit(table())
     assert (draws, len(register._fits)) == ([], 1)
     assert first.release_.lattice.shape == (D + 1, D + 1)
+
+
+def test_of_many_fits_at_once_one_has_a_release_that_is_not_kept(
+    register: Register, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fit(_: int) -> bytes | str:
+        try:
+            return bytes(asked().fit(table()).release_.lattice)
+        except RefusedError as error:
+            return str(error)
+
+    monkeypatch.setattr(in_memory, "MOST_BYTES", 0)
+    with ThreadPoolExecutor(8) as pool:
+        found = set(pool.map(fit, range(16)))
+    assert len(register._fits) == 1
+    assert len([release for release in found if isinstance(release, bytes)]) == 1
+    assert all("this process no longer has it" in text for text in found if isinstance(text, str))
+
+
+@pytest.mark.parametrize("dies_at", ["conclude", "the charge", "nowhere"])
+def test_a_fork_draws_and_returns_nothing_that_was_charged_before_it(
+    monkeypatch: pytest.MonkeyPatch, dies_at: str
+) -> None:
+    """Two processes that finish one charged draw would draw twice for one charge."""
+    budget = Budget(1, "1e-6")
+    with monkeypatch.context() as patch, suppress(DiedError):
+        if dies_at != "nowhere":
+            patch.setattr(*((trusted, "conclude") if dies_at == "conclude" else (arrays, "_drawn_once")), dies)
+        asked(budget=budget).fit(table())
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks with threads
+        child = os.fork()
+    if not child:
+        try:
+            asked(budget=budget).fit(table())
+            os.write(writer, b"drawn")
+        except BaseException as error:  # noqa: BLE001 - the child says all
+            os.write(writer, str(error).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert b"forked" in os.read(reader, 10_000)
+    assert asked(budget=budget).fit(table()).fresh_ is (dies_at != "nowhere")
+
+
+@pytest.mark.parametrize("kind", ["a file", "a folder", "a link to nothing", "a release", "no working directory"])
+def test_the_working_directory_has_no_say_in_a_fit_of_rows_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    if kind == "a file":
+        Path("X").touch()
+    elif kind == "a folder":
+        Path("X").mkdir()
+    elif kind == "a link to nothing":
+        Path("X").symlink_to("none")
+    elif kind == "a release":
+        asked(release="X", name="one").fit(table(1))
+    else:
+        (tmp_path / "here").rmdir()
+    assert asked(name="one").fit(table()).fresh_
+    assert not asked(name="one").fit(table()).fresh_
+
+
+def test_a_name_pays_for_the_parameters_it_was_charged_with_only(
+    register: Register, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A charge under replace-one must not pay for a release under add-remove, which costs more."""
+    with monkeypatch.context() as patch:
+        patch.setattr(arrays, "_drawn_once", dies)
+        with pytest.raises(DiedError):
+            asked(name="one", budget_epsilon=9).fit(table())
+    with pytest.raises(RefusedError, match="already used with other parameters"):
+        asked(name="one", budget_epsilon=9, neighbours="add-remove").fit(table())
+    assert asked(name="one", budget_epsilon=9).fit(table()).fresh_
+    assert len(register._fits) == 1
+
+
+def test_of_two_fits_of_one_name_at_once_the_one_that_was_charged_is_drawn(
+    register: Register, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together, real = threading.Barrier(2), Register.known
+
+    def known(self: Register, *said: Any, **more: Any) -> Any:
+        found = real(self, *said, **more)
+        together.wait()
+        return found
+
+    def fit(neighbours: str) -> str:
+        try:
+            return str(asked(name="one", neighbours=neighbours).fit(table()).release_.neighbours)
+        except RefusedError as error:
+            return str(error)
+
+    monkeypatch.setattr(Register, "known", known)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(fit, ("replace-one", "add-remove")))
+    assert len(register._fits) == 1
+    assert str(register._fits[0].guarantee.neighbours) in found
+    assert sum("already used with other parameters" in text for text in found) == 1
+
+
+def test_whatever_interrupts_a_charge_no_release_escapes_the_register(
+    register: Register, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_Fit", "MemoryStorage"):
+        with monkeypatch.context() as patch:
+            patch.setattr(in_memory, name, dies)
+            with pytest.raises(DiedError):
+                asked().fit(table())
+    assert asked().fit(table()).fresh_
+    assert len(register._fits) == 1
+    with pytest.raises(RefusedError, match="would need a budget"):
+        asked(epsilon=0.9).fit(table())
+
+
+def test_a_release_that_a_budget_did_not_pay_for_is_not_returned_from_it() -> None:
+    paid, other = Budget(20, "1e-5"), Budget(1, "1e-6")
+    asked(epsilon=10).fit(table())
+    with pytest.raises(RefusedError, match="without charging this budget"):
+        asked(epsilon=10, budget=other).fit(table())
+    with pytest.raises(RefusedError, match=r"costs epsilon 10.*budget is epsilon 0\.1"):
+        asked(epsilon=10, budget_epsilon="0.1").fit(table())
+    asked(epsilon=9, budget_epsilon=30, budget_delta="1e-4").fit(table())
+    assert not asked(epsilon=10).fit(table()).fresh_
+    with pytest.raises(RefusedError, match="would need a budget"):
+        asked(epsilon=10, budget_epsilon=11).fit(table())
+    assert asked(budget=paid).fit(table(1)).fresh_
+    assert not asked(budget=paid).fit(table(1)).fresh_
+    assert not asked().fit(table(1)).fresh_
+    assert ("1 fit charged" in repr(paid), "0 fits charged" in repr(other)) == (True, True)
+
+
+def test_a_target_that_holds_the_name_of_other_rows_is_refused_before_a_charge(tmp_path: Path) -> None:
+    budget, target = Budget(5, "1e-5"), str(tmp_path / "r.zarr")
+    asked(name="one", release=target).fit(table())
+    assert not asked(name="one", release=target).fit(table()).fresh_
+    with pytest.raises(DataError, match="contains the release one of other rows"):
+        asked(name="one", release=target, budget=budget).fit(table(1))
+    assert "0 fits charged" in repr(budget)
 
 
 def test_a_fitted_estimator_that_is_given_away_does_not_tell_whether_its_rows_were_known() -> None:
@@ -149,6 +296,20 @@ def test_stages_are_drawn_once_too(monkeypatch: pytest.MonkeyPatch) -> None:
     again = PrivatePCA(1, epsilon=4, delta=1e-7).fit(da.from_array(rows, chunks=(2500, 2)))
     assert first.release_.stage is not None
     assert (again.fresh_, again.release_.stage) == (False, first.release_.stage)
+
+
+@pytest.mark.parametrize("form", [sparse.coo_matrix, sparse.coo_array])
+def test_entries_of_one_sparse_cell_are_added_up_or_refused(form: Any) -> None:
+    where = (np.array([0, 0, *range(1, N)]), np.zeros(N + 1, np.int64))
+    for pair, sound in (((60, 60), True), ((100, 100), False)):
+        rows = form((np.array([*pair, *[7] * (N - 1)], np.int8), where), shape=(N, D))
+        fit = PrivateCovariance(epsilon=1e5, delta="1e-6", clip=130, budget_epsilon=1e6)
+        if sound:
+            found = fit.fit(rows).release_.second_moment[0, 0]
+            assert found == pytest.approx(120**2 + 49 * (N - 1), rel=0.05)
+        else:
+            with pytest.raises(DataError, match="sum overflows int8"):
+                fit.fit(rows)
 
 
 def test_the_call_says_whether_it_was_charged() -> None:

@@ -259,7 +259,7 @@ def assert_summed(rows: Any, least: int, drawn: list[DitherKey], monkeypatch: py
     """Check that each part was summed by a key of its own, whichever came first."""
     monkeypatch.setattr(CalibratedGaussian, "draw_band", lambda _self, band, _: np.zeros(band.entries, np.int64))
     asked, names = request(ADDED), tuple(f"c{i}" for i in range(COLUMNS))
-    found, _ = release_array(ArrayRows(rows, names, "float64", missing=False), asked, Paying(LOSS), register=Register())
+    found, _ = release_array(ArrayRows(rows, names, "float64", missing=False), asked, Paying(), register=Register())
     assert np.array_equal(found.lattice, sum(SUMMED))
     assert len({key.key for key in drawn}) == len(drawn) == len(SUMMED) >= least
 

@@ -133,7 +133,7 @@ def test_a_release_for_reproduction_is_charged_to_no_ledger_and_not_drawn_of_row
             changed.reserve()
         array = ArrayRows(np.ones((9, 3)), NAMES, "float64", missing=False)
         with pytest.raises(RefusedError, match="ingest them"):
-            release_array(array, changed.plan.request, Paying(loss))
+            release_array(array, changed.plan.request, Paying())
     assert ledger_of(transaction).records == []
     assert recording.drawn == []
 
