@@ -13,7 +13,8 @@ from typing import Any
 from faults.postgres_server import Server
 
 from dpdist.core.ledger.address import Address, LedgerAddress
-from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.ledger.ledger import Account, Ledger
+from dpdist.core.ledger.memory import MemoryStorage
 from dpdist.core.ledger.state import Part, State
 from dpdist.core.mechanisms.gaussian import Gaussian
 from dpdist.core.mechanisms.sensitivity import LatticeQuery
@@ -68,7 +69,9 @@ def epsilon_spent(ledger: Ledger) -> float:
     return sum(loss.epsilon for loss in losses(ledger))
 
 
-def blobs(place: LedgerAddress) -> set[str]:
+def blobs(place: Account) -> set[str]:
+    if isinstance(place, MemoryStorage):
+        return set(place._blobs)
     if isinstance(place, Path):
         return {path.name for path in (place / "blobs").iterdir()}
     with behind(place) as execute:

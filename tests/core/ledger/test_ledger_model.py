@@ -1,4 +1,4 @@
-"""Any sequence of calls on a ledger, in a folder or a database, agrees with a model."""
+"""Any sequence of calls on a ledger, in a folder, in memory or a database, agrees with a model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from support.releases import content_of
 
 from dpdist.core.errors import DpdistError, RefusedError, UsageError
 from dpdist.core.ledger.address import LedgerAddress
-from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.ledger.ledger import Account, Ledger
+from dpdist.core.ledger.memory import MemoryStorage
 from dpdist.core.ledger.sqlite import FolderStorage
 from dpdist.core.ledger.state import State
 from dpdist.core.privacy.guarantee import MICRO, PrivacyLoss
@@ -48,10 +49,15 @@ def new_folder() -> Iterator[LedgerAddress]:
         yield Path(root) / "books"
 
 
+@contextmanager
+def new_memory() -> Iterator[MemoryStorage]:
+    yield MemoryStorage()
+
+
 class LedgerAgainstModel(RuleBasedStateMachine):
     """Any sequence of calls through two handles, which may be reopened at any time, compared with a dictionary."""
 
-    new_place: Callable[[], AbstractContextManager[LedgerAddress]] = staticmethod(new_folder)
+    new_place: Callable[[], AbstractContextManager[Account]] = staticmethod(new_folder)
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,6 +198,11 @@ MODEL_SETTINGS = settings(stateful_step_count=30, phases=(Phase.generate,))
 
 def test_any_sequence_of_calls_on_a_folder_agrees_with_a_model() -> None:
     run_state_machine_as_test(LedgerAgainstModel, settings=settings(MODEL_SETTINGS, max_examples=6))
+
+
+def test_any_sequence_of_calls_in_memory_agrees_with_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LedgerAgainstModel, "new_place", staticmethod(new_memory))
+    run_state_machine_as_test(LedgerAgainstModel, settings=settings(MODEL_SETTINGS, max_examples=20))
 
 
 def test_any_sequence_of_calls_on_a_database_agrees_with_a_model(
