@@ -7,7 +7,7 @@ import tempfile
 
 import pytest
 
-from dpdist.core.ledger.in_memory import Register
+from dpdist.core.ledger.register import Register
 from dpdist.estimators import fit
 
 _STATE = tempfile.TemporaryDirectory(prefix="dpdist-state-")

@@ -48,7 +48,7 @@ from dpdist.answers.covariance import covariance
 from dpdist.answers.regression import regressions
 from dpdist.answers.shrinkage import Shrinkage
 from dpdist.core.errors import DpdistError
-from dpdist.core.ledger.in_memory import Register
+from dpdist.core.ledger.register import Register
 from dpdist.core.pipeline.arrays import ArrayRows, Paying, release_array
 from dpdist.core.rows.dither import DitherKey, Dithers
 

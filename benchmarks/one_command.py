@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from dpdist import PrivatePCA, RefusedError
 from dpdist.core.errors import DpdistError
-from dpdist.core.ledger.in_memory import REGISTER
+from dpdist.core.ledger.register import REGISTER
 from dpdist.core.text import random_token
 
 Table = npt.NDArray[np.float64]

@@ -27,8 +27,8 @@ if TYPE_CHECKING:  # the double names export them to type checkers
     from dpdist.core.errors import UsageError as UsageError
     from dpdist.core.errors import WeakGuaranteeWarning as WeakGuaranteeWarning
     from dpdist.core.ingest.registered import open_rows as open_rows
-    from dpdist.core.ledger.in_memory import Budget as Budget
     from dpdist.core.ledger.ledger import Ledger as Ledger
+    from dpdist.core.ledger.register import Budget as Budget
     from dpdist.core.mechanisms.registry import list_mechanisms as list_mechanisms
     from dpdist.core.moment.histograms import NormGrid as NormGrid
     from dpdist.core.pipeline.budget import create_ledger as create_ledger
@@ -72,7 +72,7 @@ _NAMES = {
     "estimators.one_call": ("private_pca",),
     "formats.labelled": ("area_scale",),
     "core.ingest.registered": ("open_rows",),
-    "core.ledger.in_memory": ("Budget",),
+    "core.ledger.register": ("Budget",),
     "core.ledger.ledger": ("Ledger",),
     "core.mechanisms.registry": ("list_mechanisms",),
     "core.moment.histograms": ("NormGrid",),

@@ -13,7 +13,7 @@ from sklearn.base import BaseEstimator
 
 from dpdist.core.html import table
 from dpdist.core.ledger.address import AnyLedgerAddress
-from dpdist.core.ledger.in_memory import Budget
+from dpdist.core.ledger.register import Budget
 from dpdist.core.options import ROWS_AT_MOST
 from dpdist.core.paths import AnyPath
 from dpdist.core.privacy.guarantee import Number

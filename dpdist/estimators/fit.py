@@ -4,7 +4,7 @@ The path of a rows.zarr is released as by ``dpdist release`` and charged to the 
 determined by the dataset and the parameters. Repeating the same fit returns the same bytes at no cost.
 
 Rows in memory are released in the same way (:mod:`dpdist.core.pipeline.arrays`), with a ledger in memory, and charged
-to the register of this process (:mod:`dpdist.core.ledger.in_memory`).
+to the register of this process (:mod:`dpdist.core.ledger.register`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dpdist.core.errors import (
 from dpdist.core.frames import converted
 from dpdist.core.ingest.registered import open_rows
 from dpdist.core.ledger.address import LedgerAddress, address_of
-from dpdist.core.ledger.in_memory import REGISTER, Budget
+from dpdist.core.ledger.register import REGISTER, Budget
 from dpdist.core.mechanisms.info import COMPONENTS, Output
 from dpdist.core.mechanisms.registry import mechanism_named, recommended
 from dpdist.core.moment.arrays import Survey

@@ -132,7 +132,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
     **Rows in memory have no ledger on disk.** A register in this process recognises rows by their values: in copies, in
     other orders, types and chunkings, and as parts of other tables. The same fit of the same rows returns the same
     release and is not charged (``fresh_`` is False); `name` asks for another draw. The register does not see releases
-    of other processes, nor rows whose values changed, for example by a scaler (:mod:`dpdist.core.ledger.in_memory`). A
+    of other processes, nor rows whose values changed, for example by a scaler (:mod:`dpdist.core.ledger.register`). A
     release of as many rows, of whatever columns, therefore warns of the joint cost. Charge all fits on the same people
     to one :class:`dpdist.Budget`, which counts every release whatever its rows, or ingest the rows and fit the path:
     its ledger is durable.

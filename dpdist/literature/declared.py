@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from dpdist.core.privacy.accounting import Filter, caps_for
 from dpdist.core.privacy.guarantee import Guarantee, Neighbours, Number, PrivacyLoss, neighbours_of
 from dpdist.core.release import archive
 from dpdist.core.release.request import id_of
-from dpdist.core.release.transaction import commit_once
+from dpdist.core.release.transaction import charge_once, commit_once
 from dpdist.core.runtime.checks import forbid_core_dumps
 from dpdist.core.storage.arrays import attributes_of
 from dpdist.core.storage.store import AnyStore, Store, store_at
@@ -152,7 +153,8 @@ def release_matrix(
         raise _another(target, standing)
     if standing:
         require_recorded(account, target)
-    if _reserved(account, release_id, identity, address, parameters, guarantee) is State.ADOPTED and standing:
+    bind = partial(state_folder.charge, identity, account.ledger_id, str(absolute(address)))
+    if charge_once(account, release_id, parameters, guarantee, bind) is State.ADOPTED and standing:
         return open_matrix(target)  # published by the copy of the ledger that committed it
     condition = account.condition
     commit_once(account, release_id, lambda head: request.drawn(release_id, lattice, head, condition))
@@ -191,26 +193,6 @@ def _account(
             f"The budget of {address} is {account.budget}. Leave {parameter('budget_epsilon')} out, or raise it."
         )
     return account
-
-
-def _reserved(
-    account: Ledger,
-    release_id: str,
-    identity: str,
-    address: LedgerAddress,
-    parameters: dict[str, object],
-    guarantee: Guarantee,
-) -> State:
-    """Charge the release, and then bind the matrix to this ledger; if another one is bound to it, refund the charge."""
-    before = account.record(release_id)
-    state = account.reserve(release_id, dataset_id=account.dataset_id, parameters=parameters, guarantee=guarantee)
-    try:
-        state_folder.charge(identity, account.ledger_id, str(absolute(address)))
-    except RefusedError:
-        if before is None or before.state is State.ABORTED:
-            account.abort(release_id)
-        raise
-    return state
 
 
 def _another(target: Store, standing: dict[str, Any]) -> DataError:

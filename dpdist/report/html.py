@@ -18,9 +18,9 @@ from dpdist.answers.components import components
 from dpdist.answers.noise_edge import CONFIDENCE
 from dpdist.core.errors import BelowNoiseError, UsageError
 from dpdist.core.mechanisms.registry import mechanism_named
-from dpdist.core.pipeline.charged import LedgerStatement, drawn_for
-from dpdist.core.pipeline.release import stage_words
+from dpdist.core.release.advice import stage_words
 from dpdist.core.release.artefact import Release
+from dpdist.core.release.statement import LedgerStatement, drawn_for
 from dpdist.core.storage.store import AnyStore
 from dpdist.core.text import counted, exactly
 from dpdist.report.answers import digits, number

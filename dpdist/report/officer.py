@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from dpdist.core.mechanisms.registry import mechanism_named
-from dpdist.core.pipeline.charged import LedgerStatement, drawn_for
 from dpdist.core.privacy.guarantee import Arithmetic
 from dpdist.core.release.artefact import Release
+from dpdist.core.release.statement import LedgerStatement, drawn_for
 from dpdist.core.storage.store import AnyStore
 from dpdist.core.text import counted, exactly, listed
 from dpdist.report.page import write_page

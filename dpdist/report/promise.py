@@ -24,9 +24,9 @@ from scipy.special import ndtr, ndtri
 
 from dpdist.core._version import __version__
 from dpdist.core.mechanisms.registry import mechanism_named
-from dpdist.core.pipeline.charged import LedgerStatement
 from dpdist.core.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.core.release.artefact import Heading, Release
+from dpdist.core.release.statement import LedgerStatement
 from dpdist.report.answers import number
 
 _EXPONENT = 700.0

@@ -22,7 +22,7 @@ from support.folders import ROOT
 
 from dpdist import Budget, PrivateCovariance, PrivatePCA, PrivateRidge
 from dpdist.core.errors import BelowNoiseError, BelowNoiseWarning, DataError, RefusedError, UsageError
-from dpdist.core.ledger.in_memory import Register
+from dpdist.core.ledger.register import Register
 from dpdist.core.rows import dataset
 from dpdist.core.rows.rounding import entry_variances
 from dpdist.core.runtime.cluster import Cluster

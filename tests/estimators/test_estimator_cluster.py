@@ -18,7 +18,7 @@ from support.estimator_scene import CLIP, COLUMNS, ROWS, ingested, table
 from dpdist import PrivateCovariance, PrivatePCA
 from dpdist.answers.fitting import fit_components
 from dpdist.core.errors import DataError, RefusedError, UsageError
-from dpdist.core.ledger.in_memory import Register
+from dpdist.core.ledger.register import Register
 from dpdist.core.pipeline.scores import project_rows
 from dpdist.core.release import artefact
 from dpdist.core.rows import dataset

@@ -19,7 +19,7 @@ from dpdist import PrivateCovariance, PrivatePCA
 from dpdist.answers.design import partial_correlation
 from dpdist.answers.synthetic import synthetic
 from dpdist.core.errors import BelowNoiseError, BelowNoiseWarning, DataError, UsageError
-from dpdist.core.ledger.in_memory import Register
+from dpdist.core.ledger.register import Register
 from papers.common.drawn import drawn
 
 pytestmark = pytest.mark.filterwarnings("ignore:As many rows were released")

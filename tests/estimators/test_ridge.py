@@ -19,8 +19,8 @@ from support.estimator_scene import NAMES, formed, ingested
 from dpdist import Budget, PrivateCovariance, PrivateRidge
 from dpdist.answers.regression import regressions
 from dpdist.core.errors import BelowNoiseError, BelowNoiseWarning, DataError, UsageError
-from dpdist.core.ledger.in_memory import Register
 from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.ledger.register import Register
 from dpdist.report.answers import between
 from dpdist.report.answers import regression as regression_text
 

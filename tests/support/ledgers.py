@@ -74,6 +74,7 @@ def blobs(place: Account) -> set[str]:
         return set(place._blobs)
     if isinstance(place, Path):
         return {path.name for path in (place / "blobs").iterdir()}
+    assert isinstance(place, Address)
     with behind(place) as execute:
         return {name for (name,) in execute("SELECT DISTINCT name FROM blobs").fetchall()}
 

@@ -32,9 +32,6 @@ Answer = Triangle | Matrix
 """A packed triangle of int64 (a second moment in lattice units) or, 2-D, (k, d) orthonormal rows (a subspace)."""
 
 
-"""A log-likelihood ratio as a function of a release: a (d, d) matrix, or the released rows."""
-
-
 class ExactMoment(Protocol):
     """The exact second moment in lattice units, computed only as far as a mechanism needs it. Private."""
 

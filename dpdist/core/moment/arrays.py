@@ -1,7 +1,7 @@
 """Rows of an array as a table: its chunks are slices of it, or the blocks of a Dask array, and are read in place.
 
 A first pass, the survey, reads every chunk once: it records the checksum of each, keyed sums that recognise the rows
-(:mod:`dpdist.core.ledger.in_memory`), and what must be known before anything is charged. Later passes read the chunks
+(:mod:`dpdist.core.ledger.register`), and what must be known before anything is charged. Later passes read the chunks
 again and compare them with the checksums, so a lazy array that returns other rows is an error. All results are private.
 
 NaN and infinity are found by the survey. Where they count as the centre of their column, a chunk has NaN in such cells.
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from dpdist.core.errors import DataError
 from dpdist.core.frames import sum_duplicates
-from dpdist.core.ledger.in_memory import KEPT, Fingerprints
+from dpdist.core.ledger.register import KEPT, Fingerprints
 from dpdist.core.moment.total import piece_rows
 from dpdist.core.rows.bounding import RowBound
 from dpdist.core.rows.columns import DTYPES

@@ -1,7 +1,7 @@
 """From rows in memory to a private release, on the road of every other release.
 
 The rows are a table (:mod:`dpdist.core.moment.arrays`), and its ledger is in memory (:mod:`dpdist.core.ledger.memory`);
-the register of this process decides what its rows afford (:mod:`dpdist.core.ledger.in_memory`). The same release of the
+the register of this process decides what its rows afford (:mod:`dpdist.core.ledger.register`). The same release of the
 same rows is returned again, and not charged.
 """
 
@@ -16,9 +16,9 @@ from typing import Any
 from dpdist.core.errors import DataError, RefusedError
 from dpdist.core.frames import is_a
 from dpdist.core.ingest.collection import whole_rows
-from dpdist.core.ledger.in_memory import REGISTER, Budget, Register
 from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.ledger.memory import MemoryStorage
+from dpdist.core.ledger.register import REGISTER, Budget, Register
 from dpdist.core.ledger.state import State
 from dpdist.core.mechanisms.base import IndependentEntries
 from dpdist.core.moment.arrays import (

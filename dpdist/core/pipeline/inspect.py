@@ -27,10 +27,10 @@ from dpdist.core.parallel import available_cores, threaded
 from dpdist.core.pipeline import projection, stored
 from dpdist.core.pipeline.budget import default_ledger, ledger_place
 from dpdist.core.pipeline.facts import Facts, columns_line, schema_line
-from dpdist.core.pipeline.release import stage_words
 from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.progress import Count, Progress
 from dpdist.core.release import artefact
+from dpdist.core.release.advice import stage_words
 from dpdist.core.release.artefact import open_release
 from dpdist.core.rows import dataset
 from dpdist.core.rows.chunks import ChunkReader

@@ -39,10 +39,10 @@ from dpdist.core.pipeline.budget import ledger_place
 from dpdist.core.pipeline.clip_norm import draw_stages, require_choice
 from dpdist.core.privacy import checks
 from dpdist.core.privacy.accounting import Filter, caps_for
-from dpdist.core.privacy.guarantee import Guarantee, PrivacyLoss
+from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.progress import steps
 from dpdist.core.release import advice, stages, trusted
-from dpdist.core.release.advice import blindly_scaled_message
+from dpdist.core.release.advice import stage_words
 from dpdist.core.release.artefact import Release, open_release
 from dpdist.core.release.combine import combined, write_sum
 from dpdist.core.release.request import ReleaseRequest
@@ -52,7 +52,6 @@ from dpdist.core.runtime.cluster import Cluster, chosen
 from dpdist.core.runtime.local import Computation, Executor, Secret
 from dpdist.core.storage.arrays import ROOT
 from dpdist.core.storage.store import AnyStore, store_at
-from dpdist.core.text import exactly
 
 
 @dataclass(frozen=True)
@@ -91,26 +90,6 @@ class Outcome:
             f"{release.guarantee_words()}, {release.guarantee.arithmetic}.{stage_words(release)} This file is public."
             f"{checks.cautions_message(release.cautions)}"
         )
-
-
-def stage_words(release: Release) -> str:
-    """Describe the private choices of a release and their share of the loss, after a space; empty without choices."""
-    if release.stage is None or release.guarantee is None:
-        return ""
-    stage_guarantee = Guarantee.from_json(release.stage.guarantee)
-    if stage_guarantee.mu_squared is not None and release.guarantee.mu_squared is not None:
-        part = f"{float(stage_guarantee.mu_squared / release.guarantee.mu_squared):.1%} of its mu²"
-    else:
-        part = f"epsilon {stage_guarantee.loss.epsilon:g} of it"
-    text = f" Chosen first, privately, by {release.stage.mechanism} ({part}): "
-    share = release.stage.chosen.get("quantile")
-    if "scale" in release.stage.chosen:
-        chosen = "centre and scale" if "centre" in release.stage.chosen else "the scale"
-        clip = f", clip norm {exactly(release.bound.clip_norm)}" if "clip_norm" in release.stage.chosen else ""
-        clip += "" if share is None else f", about the {share:g}-quantile of the norms of scaled rows"
-        return f"{text}{chosen} of each column{clip}. {blindly_scaled_message(release)}".rstrip()
-    position = "which by the schema no row exceeds" if share is None else f"about the {share:g}-quantile of the norms"
-    return f"{text}clip norm {exactly(release.bound.clip_norm)}, {position}."
 
 
 def release_rows(

@@ -32,13 +32,13 @@ from dpdist.core.moment.histograms import NormGrid
 from dpdist.core.naming import parameter
 from dpdist.core.options import ROWS_AT_MOST
 from dpdist.core.privacy.checks import LARGEST_EPSILON
-from dpdist.core.privacy.guarantee import MICRO, Neighbours, PrivacyLoss
-from dpdist.core.release.artefact import Heading
+from dpdist.core.privacy.guarantee import MICRO, Guarantee, Neighbours, PrivacyLoss
+from dpdist.core.release.artefact import Heading, Release
 from dpdist.core.release.norm_histogram import NormsRequest
 from dpdist.core.release.plan import Dimensions, planned
 from dpdist.core.release.request import CLIP_GRID, ReleaseRequest
 from dpdist.core.rows.table import Table
-from dpdist.core.text import counted, listed
+from dpdist.core.text import counted, exactly, listed
 
 
 def blindly_scaled_message(heading: Heading) -> str:
@@ -265,3 +265,23 @@ def free_norm(table: Table, request: NormsRequest | ReleaseRequest) -> str:
     if norm_by_schema(table, request) is None:
         return ""
     return f" By the schema, {parameter('clip', 'schema')} clips no row in the release, and choosing it costs nothing."
+
+
+def stage_words(release: Release) -> str:
+    """Describe the private choices of a release and their share of the loss, after a space; empty without choices."""
+    if release.stage is None or release.guarantee is None:
+        return ""
+    stage_guarantee = Guarantee.from_json(release.stage.guarantee)
+    if stage_guarantee.mu_squared is not None and release.guarantee.mu_squared is not None:
+        part = f"{float(stage_guarantee.mu_squared / release.guarantee.mu_squared):.1%} of its mu²"
+    else:
+        part = f"epsilon {stage_guarantee.loss.epsilon:g} of it"
+    text = f" Chosen first, privately, by {release.stage.mechanism} ({part}): "
+    share = release.stage.chosen.get("quantile")
+    if "scale" in release.stage.chosen:
+        chosen = "centre and scale" if "centre" in release.stage.chosen else "the scale"
+        clip = f", clip norm {exactly(release.bound.clip_norm)}" if "clip_norm" in release.stage.chosen else ""
+        clip += "" if share is None else f", about the {share:g}-quantile of the norms of scaled rows"
+        return f"{text}{chosen} of each column{clip}. {blindly_scaled_message(release)}".rstrip()
+    position = "which by the schema no row exceeds" if share is None else f"about the {share:g}-quantile of the norms"
+    return f"{text}clip norm {exactly(release.bound.clip_norm)}, {position}."

@@ -156,6 +156,21 @@ class ReleaseTransaction(Draw):
         )
 
 
+def charge_once(
+    ledger: Ledger, release_id: str, parameters: dict[str, object], guarantee: Guarantee, bind: Callable[[], None]
+) -> State:
+    """Charge a release of what is no table, and then bind its source to the ledger; if it is refused, refund it."""
+    before = ledger.record(release_id)
+    state = ledger.reserve(release_id, dataset_id=ledger.dataset_id, parameters=parameters, guarantee=guarantee)
+    try:
+        bind()
+    except RefusedError:
+        if before is None or before.state is State.ABORTED:
+            ledger.abort(release_id)
+        raise
+    return state
+
+
 def commit_once(
     ledger: Ledger, release_id: str, drawn: Callable[[str], Iterable[bytes]], part: Part = Part.RELEASE
 ) -> None:

@@ -24,10 +24,10 @@ from support.ledgers import DiedError, dies
 import dpdist
 from dpdist import Budget, PrivateCovariance, PrivatePCA
 from dpdist.core.errors import DataError, RefusedError
-from dpdist.core.ledger import in_memory
-from dpdist.core.ledger.in_memory import Register
+from dpdist.core.ledger import register as releases_of_process
 from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.ledger.memory import MemoryStorage
+from dpdist.core.ledger.register import Register
 from dpdist.core.mechanisms.gaussian import CalibratedGaussian
 from dpdist.core.pipeline import arrays
 from dpdist.core.privacy.guarantee import PrivacyLoss
@@ -81,7 +81,7 @@ def test_the_same_call_on_the_same_rows_is_returned_again_and_another_is_not(
     register: Register, monkeypatch: pytest.MonkeyPatch, kept: int
 ) -> None:
     """All rows decide whether they are the same, however few keys recognise some of them."""
-    monkeypatch.setattr(in_memory, "KEPT", kept)
+    monkeypatch.setattr(releases_of_process, "KEPT", kept)
     first = asked().fit(table())
     assert first.fresh_
     for name, form in SAME.items():
@@ -132,7 +132,7 @@ def test_a_fit_that_dies_between_charge_and_commit_goes_on_for_the_same_charge(
 
 
 def test_a_release_that_is_not_kept_is_not_drawn_again(register: Register, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_memory, "MOST_BYTES", 0)
+    monkeypatch.setattr(releases_of_process, "MOST_BYTES", 0)
     first = asked().fit(table())
     draws = []
     monkeypatch.setattr(trusted, "conclude", lambda *_: draws.append(1))
@@ -151,7 +151,7 @@ def test_of_many_fits_at_once_one_has_a_release_that_is_not_kept(
         except RefusedError as error:
             return str(error)
 
-    monkeypatch.setattr(in_memory, "MOST_BYTES", 0)
+    monkeypatch.setattr(releases_of_process, "MOST_BYTES", 0)
     with ThreadPoolExecutor(8) as pool:
         found = set(pool.map(fit, range(16)))
     assert len(register._fits) == 1
@@ -248,7 +248,7 @@ def test_whatever_interrupts_a_charge_no_release_escapes_the_register(
 ) -> None:
     for name in ("_Fit", "MemoryStorage"):
         with monkeypatch.context() as patch:
-            patch.setattr(in_memory, name, dies)
+            patch.setattr(releases_of_process, name, dies)
             with pytest.raises(DiedError):
                 asked().fit(table())
     assert asked().fit(table()).fresh_

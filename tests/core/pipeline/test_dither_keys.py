@@ -22,7 +22,7 @@ from support.norms import table_of
 
 from dpdist.answers.bias import rounding
 from dpdist.core.errors import DpdistError
-from dpdist.core.ledger.in_memory import Register
+from dpdist.core.ledger.register import Register
 from dpdist.core.mechanisms.gaussian import CalibratedGaussian
 from dpdist.core.moment import arrays, total
 from dpdist.core.moment.operator import MomentBands, ProductTask

@@ -24,7 +24,7 @@ from dpdist.answers.regression import regressions
 from dpdist.cli import cli
 from dpdist.core.errors import DataError, RefusedError, UsageError
 from dpdist.core.ingest.registered import open_rows
-from dpdist.core.ledger.in_memory import Budget
+from dpdist.core.ledger.register import Budget
 from dpdist.core.ledger.state import Part, State
 from dpdist.core.mechanisms.counts import RoundedNormal
 from dpdist.core.mechanisms.quantile import calibrated

@@ -20,7 +20,7 @@ from support.parts import table_of
 from dpdist.cli import cli
 from dpdist.core.errors import ClippedRowsWarning, DataError, RefusedError, UsageError
 from dpdist.core.ingest.registered import open_rows
-from dpdist.core.ledger.in_memory import Budget
+from dpdist.core.ledger.register import Budget
 from dpdist.core.ledger.state import State
 from dpdist.core.mechanisms.columns import BEYOND, Grid, standardised
 from dpdist.core.pipeline.budget import create_ledger, default_ledger

@@ -39,7 +39,7 @@ below :data:`FALSE_ALARMS`.
 Only the smallest keys are kept (a bottom-k sketch: Cohen & Kaplan 2007). If a fraction f of the distinct rows of the
 first table is shared, no common key is found with probability at most ``(1 - f)^KEPT``.
 
-Recognised and unrecognised tables (``tests/core/ledger/test_in_memory.py``):
+Recognised and unrecognised tables (``tests/core/ledger/test_ledger_register.py``):
 
 ======================================================  ==========
 second table                                            recognised
