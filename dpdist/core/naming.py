@@ -14,7 +14,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol
 
-_OPTION = "options."
 SPELLINGS = {"center": "centre", "person": "privacy_unit", "synthesize": "synthesise"}
 """Other spellings of options, job-file keys and commands."""
 
@@ -38,7 +37,7 @@ _FUNCTIONS = {
     "d": "columns",
 }  # fmt: skip
 _ESTIMATORS = {
-    **_PARTS, **_CERTIFICATES, "budget_delta": "budget_delta", "components": "n_components",
+    **_PARTS, **_CERTIFICATES, "budget_delta": "budget_delta", "components": "n_components", "id": "name",
     "for_reproduction": "for_reproduction to dpdist.ReleaseRequest",
 }  # fmt: skip
 _BUDGET = {**_PARTS, "budget_delta_reserve": "delta_reserve"}
@@ -75,8 +74,9 @@ class Python:
 
     def parameter(self, name: str, value: str | None) -> str:
         """Write ``name`` or ``name='value'``."""
-        if name.startswith(_OPTION):
-            return f"options={{{name.removeprefix(_OPTION)!r}: {'...' if value is None else value}}}"
+        name, dot, rule = name.partition(".")
+        if dot:  # of options, or of genotypes
+            return f"{name}={{{rule!r}: {'...' if value is None else _written(value)}}}"
         if value is not None and (name, value) in self.keywords:
             return "=".join(self.keywords[name, value])
         name = self.renamed.get(name, name)
@@ -112,8 +112,11 @@ class CommandLine:
 
     def parameter(self, name: str, value: str | None) -> str:
         """Write ``--name`` or ``--name value``."""
-        if name.startswith(_OPTION):
-            return f"--option {name.removeprefix(_OPTION)}={'...' if value is None else value}"
+        name, dot, rule = name.partition(".")
+        if dot:  # of options, or of genotypes
+            return (
+                f"--{name.removesuffix('s') if name == 'options' else name} {rule}={'...' if value is None else value}"
+            )
         return f"--{name.replace('_', '-')}" + ("" if value is None else f" {shlex.quote(value)}")
 
     def step(self, name: str, operands: list[str], parameters: dict[str, str]) -> str:

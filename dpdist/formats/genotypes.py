@@ -147,7 +147,7 @@ def not_biallelic(where: str) -> DataError:
     """Return the error for a site without two alleles."""
     return DataError(
         f"{where}: the site does not have two alleles. Leave such sites out, or give each alternative allele a column "
-        f"({parameter('genotypes', 'multiallelic=skip')} or split)."
+        f"({parameter('genotypes.multiallelic', 'skip')} or split)."
     )
 
 
@@ -155,7 +155,7 @@ def invalid_genotype(where: str, rules: Genotypes, cure: str) -> DataError:
     """Return the error for an invalid dosage or genotype."""
     if rules.field == "DS":
         return DataError(f"{where}: the dosage is not a number from 0 to 2. {cure}")
-    lone = parameter("genotypes", "haploid=single")
+    lone = parameter("genotypes.haploid", "single")
     rule = "" if rules.haploid else f" For single alleles, as on X of men, choose a rule ({lone}, or double)."
     return DataError(f"{where}: the genotype is not a pair of the alleles of its site.{rule} {cure}")
 

@@ -14,7 +14,7 @@ VCF Zarr specification 0.4; Czech et al. 2024.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any, ClassVar, NamedTuple
@@ -118,19 +118,15 @@ class VcfZarr(Source):
             if self._array not in root:
                 raise DataError(f"{self.path} has no dosages (DS). {CURE}")
             values, alleles = root[self._array], root["variant_allele"]
+            self._require_shapes(values, alleles)
             shape = values.shape
-            if (values.ndim, values.dtype.kind) != ((2, "f") if self._array == _DOSES else (3, "i")):
-                raise DataError(f"{self.path}: {self._array} does not have the shape and type of VCF Zarr. {CURE}")
-            require_chunks(self.path, chunk_bytes(values))
-            if self._array == _CALLS and shape[2] > 2:
-                raise DataError(
-                    f"{self.path} holds genotypes with more than two alleles. Only diploid ones are read: {CURE}"
-                )
-            if len(shape) < 2 or alleles.shape[0] != shape[0]:
-                raise DataError(f"{self.path}: its arrays have different numbers of variants. {CURE}")
             people = self._people(root, shape[1])
             names, sites, pairs = list[str](), list[Site](), list[tuple[str, str]]()
             for variant, (contig, position, name, site_alleles) in enumerate(self._fixed(root, shape[0])):
+                if not all(site_alleles) or len(set(site_alleles)) < len(site_alleles):
+                    raise DataError(
+                        f"{self.path}, variant {variant} (counting from 0): an allele is empty or repeated. {CURE}"
+                    )
                 columns = columns_of_site(contig, position, name, site_alleles, self.rules)
                 if columns is None:
                     raise not_biallelic(f"{self.path}, variant {variant} (counting from 0)")
@@ -145,6 +141,22 @@ class VcfZarr(Source):
             raise DataError(f"{self.path} declares genotypes without stored values. Restore it.")
         return Facts(shape[1], people, unique_names(names, [counted for counted, _ in pairs]), pairs, sites)
 
+    def _require_shapes(self, values: Any, alleles: Any) -> None:
+        shape = values.shape
+        if (values.ndim, values.dtype.kind) != ((2, "f") if self._array == _DOSES else (3, "i")):
+            raise DataError(f"{self.path}: {self._array} does not have the shape and type of VCF Zarr. {CURE}")
+        dims = getattr(values.metadata, "dimension_names", None) or values.attrs.get("_ARRAY_DIMENSIONS")
+        if dims and (*dims,)[:2] != ("variants", "samples"):
+            raise DataError(f"{self.path}: {self._array} is not along variants and samples, in this order. {CURE}")
+        require_chunks(self.path, chunk_bytes(values))
+        if self._array == _CALLS and shape[2] > 2:
+            raise DataError(
+                f"{self.path} has calls of {shape[2]} alleles for a sample, and at most two are read. Leave such "
+                "calls out."
+            )
+        if len(shape) < 2 or alleles.shape[0] != shape[0]:
+            raise DataError(f"{self.path}: its arrays have different numbers of variants. {CURE}")
+
     def _people(self, root: Any, samples: int) -> dict[str, list[str]]:
         names = root.get("sample_id")
         if names is None:
@@ -158,14 +170,19 @@ class VcfZarr(Source):
         contigs = _texts(root["contig_id"], 0, root["contig_id"].shape[0])
         marks = {name: root[f"variant_{name}"] for name in ("contig", "position", "allele")}
         ids, size = root.get("variant_id"), 0
-        for array in (*marks.values(), *(() if ids is None else (ids,))):
+        for name, array in (*marks.items(), *(() if ids is None else (("id", ids),))):
+            kinds = "iu" if name in {"contig", "position"} else "OUST"
+            if array.ndim != (2 if name == "allele" else 1) or array.dtype.kind not in kinds:
+                raise DataError(f"{self.path}: variant_{name} does not have the shape and type of VCF Zarr. {CURE}")
             if array.shape[0] != variants:
                 raise DataError(f"{self.path}: its arrays have different numbers of variants. {CURE}")
             require_chunks(self.path, chunk_bytes(array))
         for start in range(0, variants, _TOGETHER):
             stop = min(start + _TOGETHER, variants)
             contig_indexes, positions, texts = (np.asarray(array[start:stop]).tolist() for array in marks.values())
-            alleles = [[_text(allele) for allele in site_texts] for site_texts in texts]
+            if min(contig_indexes) < 0:
+                raise DataError(f"{self.path}: variant_contig has a number below 0. {CURE}")
+            alleles = [_without_fill(map(_text, site_texts)) for site_texts in texts]
             named = ["."] * (stop - start) if ids is None else _texts(ids, start, stop)
             for contig, position, name, site_alleles in zip(contig_indexes, positions, named, alleles, strict=True):
                 size += len(name) + sum(map(len, site_alleles))
@@ -173,7 +190,7 @@ class VcfZarr(Source):
                     raise DataError(
                         f"{self.path} has variant names of more than {MOST_LABELS >> 20} MiB. Split it by variants."
                     )
-                yield contigs[contig], str(position), name or ".", [site_alleles[0], *filter(None, site_alleles[1:])]
+                yield contigs[contig], str(position), name or ".", site_alleles
 
     @cached_property
     @attempted
@@ -211,6 +228,14 @@ class VcfZarr(Source):
             where = f"{self.path}, variant {site.variant}, sample {int(np.argmax(wrong))} (counting from 0)"
             raise invalid_genotype(where, self.rules, CURE)
         return counts, absent
+
+
+def _without_fill(alleles: Iterable[str]) -> list[str]:
+    """Return the alleles of a site without the fill at the end, where others have more."""
+    found = list(alleles)
+    while len(found) > 1 and found[-1] in {"", "."}:
+        found.pop()
+    return found
 
 
 def _texts(array: Any, start: int, stop: int) -> list[str]:

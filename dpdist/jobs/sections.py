@@ -258,7 +258,8 @@ class JobFile:
         if section is None:
             return COMMAND_LINE.parameter(name + dot + option, value)
         if option:
-            return f"options = {{{option} = {'...' if value is None else value}}} in [{section}]"
+            shown = "..." if value is None else value if name == "options" else json.dumps(value)
+            return f"{name} = {{{option} = {shown}}} in [{section}]"
         kind = get_args(KEYS[section][name].type)[0]
         if kind is bool:
             return f"{name} = {value or 'true'} in [{section}]"

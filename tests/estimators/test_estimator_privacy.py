@@ -157,8 +157,7 @@ def test_a_release_does_not_tell_whose_rows_it_shares_and_is_not_taken_for_one_o
         assert joint is not None
         assert joint.mu_squared == sum(proved(release.guarantee).mu_squared or 0 for release in releases)
     named = pca(name="more", budget_epsilon=10).fit(rows).release_
-    with pytest.raises(RefusedError, match="same rows"):  # of one table
-        combine.combined([both.release_, named])
+    assert combine.combined([both.release_, named]).rows == 2 * len(rows)
 
 
 def test_of_fits_at_the_same_time_one_is_charged_and_all_have_its_release(register: Register) -> None:

@@ -143,14 +143,22 @@ def test_a_file_of_frequencies_that_is_wrong_is_refused(tmp_path: Path) -> None:
 BAD_STORES: dict[str, tuple[dict[str, Any], str]] = {
     "three alleles": ({}, "variant 1 .counting from 0.: the site does not have two alleles"),
     "an allele that is not there": ({"calls": np.where(CALLS == -2, 5, CALLS), "skip": True}, "variant 4, sample 0"),
-    "one allele": ({"skip": True}, "variant 4, sample 0 .*haploid=single"),
-    "triploid": ({"calls": np.zeros((5, 4, 3), np.int8)}, "more than two alleles"),
+    "one allele": ({"skip": True}, r"variant 4, sample 0 .*genotypes=\{'haploid': 'single'\}"),
+    "triploid": ({"calls": np.zeros((5, 4, 3), np.int8)}, "calls of 3 alleles"),
     "floats": ({"calls": CALLS.astype(np.float32)}, "not have the shape and type"),
     "a sample twice": (
         {"sample_id": np.array(["a", "b", "a", "d"]), "skip": True, "haploid": "single"}, "names a sample twice",
     ),
     "other samples": ({"sample_id": np.array(["a"], dtype="U2")}, "different numbers of sample names"),
     "other variants": ({"variant_position": np.array([1, 2], np.int32)}, "different numbers of variants"),
+    "an empty allele before another": (
+        {"variant_allele": np.array([["A", "", "G"], *[["A", "G", ""]] * 4])}, "variant 0 .*an allele is empty",
+    ),
+    "an allele twice": ({"variant_allele": np.array([["A", "A"]] * 5)}, "an allele is empty or repeated"),
+    "alleles of one letter each": ({"variant_allele": np.array(["AG"] * 5)}, "variant_allele does not have the shape"),
+    "places that are no numbers": ({"variant_position": np.array([1.5] * 5)}, "variant_position does not have"),
+    "names in two dimensions": ({"variant_id": np.array([["a", "b"]] * 5)}, "variant_id does not have the shape"),
+    "a chromosome from the end": ({"variant_contig": np.array([0, 0, 0, 0, -1], np.int8)}, "below 0"),
     "no contigs": ({"variant_contig": None}, "cannot be read"),
 }  # fmt: skip
 

@@ -19,6 +19,13 @@ from dpdist.core.naming import parameter
 from dpdist.core.text import random_token
 
 Row = tuple[int, str, str]
+_token = [random_token()]
+os.register_at_fork(after_in_child=lambda: _token.__setitem__(0, random_token()))
+
+
+def this_process() -> tuple[str, int]:
+    """Return the identity of this process. A fork has another one, even if it has the same number in a namespace."""
+    return _token[0], os.getpid()
 
 
 class _MemoryTransaction(Transaction):
@@ -56,7 +63,7 @@ class MemoryStorage:
         self._journal: list[Row] = []
         self._blobs: dict[str, bytes] = {}
         self._lock = threading.Lock()
-        self._process = os.getpid()
+        self._process = this_process()
         self._forgotten = False
         self.witness = MemoryWitness()
 
@@ -83,7 +90,7 @@ class MemoryStorage:
     def transaction(self) -> Iterator[Transaction]:
         """Lock the journal; entries are kept when the block ends, or undone if it raises."""
         # before locking: in a fork, the lock might never be released
-        if self._process != os.getpid():
+        if self._process != this_process():
             raise RefusedError(
                 "These rows were released by the same parameters in the process from which this one was forked, and "
                 "two processes would draw twice for one charge. Nothing was drawn. Fit in that process, or use its "

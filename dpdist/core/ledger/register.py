@@ -19,7 +19,8 @@ as long as the process. The ledger of a rows.zarr is durable.
 **The same rows.** Two tables are the same if the sums of the 128-bit keyed digests of all their rows are equal modulo
 2^128, as well as their numbers of rows, types and names. The order of the rows does not matter. The key is secret and
 new in each process, so equal sums of different rows cannot be sought; by chance two tables have them with probability
-2^-128. An answer that is returned again reveals to whoever asked that the rows are the same.
+2^-128. An answer that is returned again reveals to whoever asked that the rows are the same; releases do not, as each
+names its table otherwise.
 
 **Fingerprints.** The key of a row is BLAKE2b of its float64 values in order, under a secret key of the process. Two
 tables without duplicate rows share rows if they have a common key. Two tables with the same keys, at the same
@@ -51,6 +52,7 @@ columns reordered, added or removed                     **no**
 one row of the first, if a table has duplicate rows     **no**
 yes/no columns, with one row more or less               **no**
 half of a table with few distinct rows, such as yes/no  **no**
+fewer than 20 rows of the first, if one has duplicates  **no**
 ======================================================  ==========
 """
 
@@ -71,7 +73,7 @@ import numpy.typing as npt
 
 from dpdist.core.errors import DataError, RefusedError, UsageError
 from dpdist.core.ledger.ledger import Ledger
-from dpdist.core.ledger.memory import MemoryStorage
+from dpdist.core.ledger.memory import MemoryStorage, this_process
 from dpdist.core.naming import BUDGET, naming
 from dpdist.core.privacy import accounting
 from dpdist.core.privacy.accounting import Filter, Left, caps_for
@@ -223,6 +225,10 @@ class Register:
     _charged: dict[tuple[str, str], tuple[MemoryStorage, _Fit]] = field(default_factory=dict, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
+    def unlock(self) -> None:
+        """Take a new lock, in a fork: a thread that held the old one is not there to release it."""
+        self._lock = threading.Lock()
+
     def identity(self, fingerprints: Fingerprints, *described: object) -> str:
         """Return the identity of a table: the same for the same rows, in any order, with the same description."""
         with self._lock:
@@ -248,11 +254,11 @@ class Register:
         if release not in self._charged:
             return None
         ledger, charge = self._charged[release]
+        if account is not None and charge.account is not account:
+            raise RefusedError(_OTHER_ACCOUNT)
         if limit is not None:
             others = [fit.guarantee for fit in self._sharing(fingerprints) if fit is not charge]
             _require_affordable(others, charge.guarantee, limit)
-        elif account is not None and charge.account is not account:
-            raise RefusedError(_OTHER_ACCOUNT)
         return ledger
 
     def _sharing(self, fingerprints: Fingerprints) -> list[_Fit]:
@@ -389,6 +395,7 @@ def _loss_text(loss: PrivacyLoss | None) -> str:
 
 REGISTER = Register()
 """The register of this process."""
+os.register_at_fork(after_in_child=REGISTER.unlock)
 
 
 _NO_PROCESS = -1
@@ -464,7 +471,7 @@ class Budget:
             )
         with naming(BUDGET):
             self._loss = PrivacyLoss.declared(str(epsilon), str(delta), str(pure), str(delta_reserve))
-        self._process = os.getpid()
+        self._process: object = this_process()
         self._lock = threading.Lock()
         self._account: Filter | None = None
         self._neighbours: Neighbours | None = None
@@ -518,7 +525,7 @@ class Budget:
 
     def _require_original(self) -> None:
         # before locking: in a fork, the lock might never be released
-        if self._process != os.getpid():
+        if self._process != this_process():
             raise RefusedError(
                 "This is a copy of a budget in another process, which cannot be charged: two copies would be two "
                 "budgets. Nothing was drawn. Fit in the process of the original: n_jobs=None, or threads "
@@ -535,7 +542,7 @@ class Budget:
         return _copy, (self._loss,)
 
     def __repr__(self) -> str:
-        if self._process != os.getpid():
+        if self._process != this_process():
             return f"<Budget of {self._loss}; a copy, which cannot be charged>"
         with self._lock:
             count, left = len(self._account or ()), self._left()

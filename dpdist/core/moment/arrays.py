@@ -141,6 +141,11 @@ class ArrayTable(RowsTable):
         return "X"
 
     @property
+    def published_as(self) -> str:
+        """Its ledger, of which each release has one: whether the rows of two releases are equal is private."""
+        return str(self.ledger_id)
+
+    @property
     def centring(self) -> bool:
         """Whether a missing cell counts as the centre of its column."""
         return self.missing

@@ -7,8 +7,8 @@ same rows is returned again, and not charged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from dpdist.core.ingest.collection import whole_rows
 from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.ledger.memory import MemoryStorage
 from dpdist.core.ledger.register import REGISTER, Budget, Register
-from dpdist.core.ledger.state import State
+from dpdist.core.ledger.state import Part, State
 from dpdist.core.mechanisms.base import IndependentEntries
 from dpdist.core.moment.arrays import (
     ArrayTable,
@@ -43,6 +43,7 @@ from dpdist.core.release.advice import choice_refused
 from dpdist.core.release.artefact import Heading, Release, open_release
 from dpdist.core.release.plan import Dimensions, Plan, bound_of, planned, proved, require_known_norm
 from dpdist.core.release.request import ReleaseRequest
+from dpdist.core.release.transaction import commit_once
 from dpdist.core.release.trusted import Answer, MomentTransaction, stands_at
 from dpdist.core.rows.bounding import RowBound
 from dpdist.core.rows.dataset import partitions
@@ -103,6 +104,13 @@ class ArrayRows:
 @dataclass(frozen=True)
 class ArrayTransaction(MomentTransaction):
     """A release of rows in memory, which is kept as packed bytes and published nowhere."""
+
+    won: list[Part] = field(default_factory=list)  # what was committed by this call
+
+    def commit(self, drawn: Callable[[str], Iterable[bytes]]) -> None:
+        """Draw and commit once."""
+        if commit_once(Ledger(self.ledger), self.release_id, drawn):
+            self.won.append(self.part)
 
     def reserve(self) -> State:
         """Charge the release; no target can be in its way."""
@@ -207,7 +215,7 @@ def _drawn_once(
 ) -> tuple[Release, bool]:
     """Draw a charged release unless it was drawn; return it, and whether it was drawn now."""
     plan = transaction.plan
-    if fresh := transaction.reserve() in {State.RESERVED, State.STAGED}:
+    if transaction.reserve() in {State.RESERVED, State.STAGED}:
         executor = rows.executor()
         workers, threads, memory = executor.resources()
         layout = layout_of(
@@ -219,7 +227,7 @@ def _drawn_once(
             draw_stages(executor, transaction)
             following = replace(transaction, realised=stages.resolved(transaction).realised)
         compute(executor, following, Cluster(), layout)
-    release = transaction.published()
+    release, fresh = transaction.published(), Part.RELEASE in transaction.won
     if fresh:
         register.keep(charged)
     return release, fresh

@@ -77,7 +77,8 @@ class Coverage(Struct, frozen=True, forbid_unknown_fields=True):
     @classmethod
     def of(cls, table: Table) -> Coverage:
         """Return the extent of a release of a table. Whether other tables have some of its rows is private."""
-        dataset = hashlib.sha256(f"dpdist dataset\n{table.dataset_id}".encode()).hexdigest()[:32]
+        identity = table.dataset_id if isinstance(table, Span) else table.published_as
+        dataset = hashlib.sha256(f"dpdist dataset\n{identity}".encode()).hexdigest()[:32]
         if not isinstance(table, Span):
             return cls(dataset)
         first, last = (table.parts[i].period for i in (0, -1))

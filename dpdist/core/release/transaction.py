@@ -173,15 +173,15 @@ def charge_once(
 
 def commit_once(
     ledger: Ledger, release_id: str, drawn: Callable[[str], Iterable[bytes]], part: Part = Part.RELEASE
-) -> None:
-    """Draw and commit a reserved release or stage, unless it is committed; safe to run concurrently."""
+) -> bool:
+    """Draw and commit a reserved release or stage unless it is committed; return whether. Safe to run concurrently."""
     for _ in range(_ATTEMPTS):
         fence = ledger.begin(release_id, part)
         if fence is None:
-            return
+            return False
         start = time.monotonic()
         if ledger.commit(release_id, fence, drawn(ledger.head), part):
-            return
+            return True
         elapsed = time.monotonic() - start
         ledger.wait(release_id, fence, max(_WINNER_SECONDS, _WINNER_DRAWS * elapsed), part)
     raise ResumableError(

@@ -69,6 +69,11 @@ class RowsTable(Shape):
         return f"{type(self).__name__}({name!r}, {self.rows} x {self.columns}, {self.dtype}, {budget})"
 
     @property
+    def published_as(self) -> str:
+        """What its releases name it by, as a digest."""
+        return self.dataset_id
+
+    @property
     def path(self) -> Path:
         """Its local folder; UsageError if it is remote."""
         return local(str(self.store))

@@ -86,7 +86,7 @@ def test_the_limits_of_a_budget_are_fixed_before_the_first_answer() -> None:
 def test_rows_that_are_known_again_are_left_to_the_budget_they_were_charged_to() -> None:
     budget, other, rows = Budget(10, "1e-6"), Budget(10, "1e-6"), table()
     first, second = pca(budget).fit(rows), pca(budget, name="second").fit(rows)
-    assert first.release_.extents == second.release_.extents  # the register recognises the rows
+    assert first.release_.extents != second.release_.extents  # whether the rows are the same is private
     assert not pca(None).fit(rows).fresh_  # returned again, and charged to none
     with pytest.raises(RefusedError, match="without charging this budget"):  # which cannot promise it
         pca(other).fit(rows)

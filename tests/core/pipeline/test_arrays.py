@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,11 +29,12 @@ from dpdist.core.errors import DataError, RefusedError
 from dpdist.core.ledger import register as releases_of_process
 from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.ledger.memory import MemoryStorage
-from dpdist.core.ledger.register import Register
+from dpdist.core.ledger.register import REGISTER, Register
 from dpdist.core.mechanisms.gaussian import CalibratedGaussian
 from dpdist.core.pipeline import arrays
 from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.release import trusted
+from dpdist.core.release.plan import proved
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:As many rows were released", "ignore::dpdist.core.errors.BelowNoiseWarning"
@@ -159,6 +162,26 @@ def test_of_many_fits_at_once_one_has_a_release_that_is_not_kept(
     assert all("this process no longer has it" in text for text in found if isinstance(text, str))
 
 
+def in_fork(*steps: Callable[[], object]) -> bytes:
+    """Return what the last of some steps, taken first, says in a fork."""
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks with threads
+        child = os.fork()
+    if not child:
+        signal.alarm(10)
+        try:
+            for step in reversed(steps):
+                step()
+            os.write(writer, b"drawn")
+        except BaseException as error:  # noqa: BLE001 - the child says all
+            os.write(writer, str(error).encode() or b"?")
+        os._exit(0)
+    os.close(writer)
+    os.waitpid(child, 0)
+    return os.read(reader, 10_000)
+
+
 @pytest.mark.parametrize("dies_at", ["conclude", "the charge", "nowhere"])
 def test_a_fork_draws_and_returns_nothing_that_was_charged_before_it(
     monkeypatch: pytest.MonkeyPatch, dies_at: str
@@ -169,20 +192,31 @@ def test_a_fork_draws_and_returns_nothing_that_was_charged_before_it(
         if dies_at != "nowhere":
             patch.setattr(*((trusted, "conclude") if dies_at == "conclude" else (arrays, "_drawn_once")), dies)
         asked(budget=budget).fit(table())
-    reader, writer = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks with threads
-        child = os.fork()
-    if not child:
-        try:
-            asked(budget=budget).fit(table())
-            os.write(writer, b"drawn")
-        except BaseException as error:  # noqa: BLE001 - the child says all
-            os.write(writer, str(error).encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert b"forked" in os.read(reader, 10_000)
+    assert b"forked" in in_fork(lambda: asked(budget=budget).fit(table()))
     assert asked(budget=budget).fit(table()).fresh_ is (dies_at != "nowhere")
+
+
+def test_a_fork_in_which_the_process_has_its_old_number_is_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a new namespace of processes, where both may have the number 1."""
+    with monkeypatch.context() as patch, suppress(DiedError):
+        patch.setattr(arrays, "_drawn_once", dies)
+        asked().fit(table())
+    number = os.getpid()
+    assert b"forked" in in_fork(lambda: asked().fit(table()), lambda: monkeypatch.setattr(os, "getpid", lambda: number))
+
+
+def test_a_fork_waits_for_no_thread_of_the_process_that_it_left() -> None:
+    held = threading.Event()
+
+    def hold() -> None:
+        with REGISTER._lock:
+            held.set()
+            time.sleep(20)
+
+    threading.Thread(target=hold, daemon=True).start()
+    held.wait()
+    guarantee = proved(asked().fit(table()).release_.guarantee)
+    assert in_fork(lambda: REGISTER.note(1, guarantee, "d")) == b"drawn"
 
 
 @pytest.mark.parametrize("kind", ["a file", "a folder", "a link to nothing", "a release", "no working directory"])
@@ -262,6 +296,8 @@ def test_a_release_that_a_budget_did_not_pay_for_is_not_returned_from_it() -> No
     asked(epsilon=10).fit(table())
     with pytest.raises(RefusedError, match="without charging this budget"):
         asked(epsilon=10, budget=other).fit(table())
+    with pytest.raises(RefusedError, match="without charging this budget"):
+        asked(epsilon=10, budget=other, budget_epsilon=10).fit(table())  # both must cover it
     with pytest.raises(RefusedError, match=r"costs epsilon 10.*budget is epsilon 0\.1"):
         asked(epsilon=10, budget_epsilon="0.1").fit(table())
     asked(epsilon=9, budget_epsilon=30, budget_delta="1e-4").fit(table())
@@ -310,6 +346,19 @@ def test_entries_of_one_sparse_cell_are_added_up_or_refused(form: Any) -> None:
         else:
             with pytest.raises(DataError, match="sum overflows int8"):
                 fit.fit(rows)
+
+
+def test_of_fits_at_once_only_the_one_that_drew_says_so() -> None:
+    budget = Budget(5, "1e-5")
+    with ThreadPoolExecutor(8) as pool:
+        fitted = list(pool.map(lambda _: asked(budget=budget).fit(table()), range(16)))
+    assert sum(each.fresh_ for each in fitted) == 1
+
+
+def test_releases_do_not_tell_whether_their_tables_are_equal() -> None:
+    first, again = asked().fit(table()), asked(epsilon="0.5", **MORE).fit(table()[::-1])
+    other = asked(epsilon="0.5", **MORE).fit(np.concatenate([table()[:-1], table(1)[:1]]))
+    assert len({*first.release_.extents, *again.release_.extents, *other.release_.extents}) == 3
 
 
 def test_the_call_says_whether_it_was_charged() -> None:
