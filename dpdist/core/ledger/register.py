@@ -254,7 +254,7 @@ class Register:
         if release not in self._charged:
             return None
         ledger, charge = self._charged[release]
-        if account is not None and charge.account is not account:
+        if account is not None and not account.continues(charge.account):
             raise RefusedError(_OTHER_ACCOUNT)
         if limit is not None:
             others = [fit.guarantee for fit in self._sharing(fingerprints) if fit is not charge]
@@ -288,10 +288,10 @@ class Register:
             shared = self._sharing(fingerprints)
             if account is None or limit is not None:
                 _require_affordable([fit.guarantee for fit in shared], guarantee, limit or guarantee.loss)
-            elif any(fit.account is not account for fit in shared):
+            elif not all(account.continues(fit.account) for fit in shared):
                 raise RefusedError(_OTHER_ACCOUNT)
             alike = [fit for fit in self._fits if fit.rows == rows]
-            if any(account is None or fit.account is not account for fit in alike):
+            if any(account is None or not account.is_charged_with(fit.account) for fit in alike):
                 # if it is turned into an error, the fit ends here without a charge
                 _warn_of_joint_cost([*(fit.guarantee for fit in alike), guarantee])
             ledger = MemoryStorage()
@@ -401,6 +401,15 @@ os.register_at_fork(after_in_child=REGISTER.unlock)
 _NO_PROCESS = -1
 
 
+@dataclass
+class _Charges:
+    """The charges of a budget, which it may share with an earlier declaration."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    account: Filter | None = None
+    neighbours: Neighbours | None = None
+
+
 class Budget:
     """A privacy budget shared by several fits.
 
@@ -430,8 +439,10 @@ class Budget:
 
     Notes
     -----
-    Thread-safe. A copy would be a second budget, so ``copy.copy``, ``copy.deepcopy`` and :func:`sklearn.base.clone`
-    return the same object, and all fits of a cross-validation are charged to it. That does not make the
+    Thread-safe. If rows were charged to a Budget with the same limits, and this one is still empty, it continues that
+    one: a cell of a notebook that runs twice has one budget. A copy would be a second budget, so ``copy.copy``,
+    ``copy.deepcopy`` and :func:`sklearn.base.clone` return the same object, and all fits of a cross-validation are
+    charged to it. That does not make the
     cross-validation private, because it selects by exact scores. A budget in another process, pickled (``n_jobs`` of
     scikit-learn) or forked, refuses all fits. Use ``n_jobs=None``, or threads with
     ``joblib.parallel_config("threading")``.
@@ -472,9 +483,7 @@ class Budget:
         with naming(BUDGET):
             self._loss = PrivacyLoss.declared(str(epsilon), str(delta), str(pure), str(delta_reserve))
         self._process: object = this_process()
-        self._lock = threading.Lock()
-        self._account: Filter | None = None
-        self._neighbours: Neighbours | None = None
+        self._charges = _Charges()
 
     @property
     def loss(self) -> PrivacyLoss:
@@ -491,7 +500,7 @@ class Budget:
             If this is a copy in another process.
         """
         self._require_original()
-        with self._lock:
+        with self._charges.lock:
             return self._left()
 
     def charge(self, guarantee: Guarantee) -> None:
@@ -504,32 +513,50 @@ class Budget:
             or this is a copy. Nothing is charged.
         """
         self._require_original()
-        with self._lock:
-            if self._neighbours not in {None, guarantee.neighbours}:
+        charges = self._charges
+        with charges.lock:
+            if charges.neighbours not in {None, guarantee.neighbours}:
                 raise RefusedError(
-                    f"This budget is for releases under {self._neighbours}; a loss under {guarantee.neighbours} cannot "
-                    f"be added to that. Nothing was drawn. Set neighbours={str(self._neighbours)!r}, or charge another "
-                    "budget, which adds to this one."
+                    f"This budget is for releases under {charges.neighbours}; a loss under {guarantee.neighbours} "
+                    f"cannot be added to that. Nothing was drawn. Set neighbours={str(charges.neighbours)!r}, or "
+                    "charge another budget, which adds to this one."
                 )
-            account = self._account or Filter(self._loss, caps_for(self._loss, guarantee))
+            account = charges.account or Filter(self._loss, caps_for(self._loss, guarantee))
             if not account.book(str(len(account)), guarantee):
                 raise RefusedError(
                     f"This release costs {guarantee.loss}; the budget is {self._loss}; left: {self._left()}. "
                     "Nothing was drawn or charged. Ask for a smaller loss. Using an existing release is free "
                     "(from_release(fitted.release_))."
                 )
-            self._account, self._neighbours = account, guarantee.neighbours
+            charges.account, charges.neighbours = account, guarantee.neighbours
+
+    def continues(self, earlier: Budget | None) -> bool:
+        """Whether this is the budget of an earlier charge, or the same one declared again, which takes up its charges.
+
+        A cell of a notebook that runs twice declares its budget twice. The second one continues the first if it has the
+        same limits and no charges yet, so the two have one budget together.
+        """
+        self._require_original()
+        if earlier is None:
+            return False
+        if self._charges.account is None and self._loss == earlier.loss:
+            self._charges = earlier._charges  # noqa: SLF001 - of another Budget
+        return self.is_charged_with(earlier)
+
+    def is_charged_with(self, earlier: Budget | None) -> bool:
+        """Whether the charges of an earlier budget are those of this one."""
+        return earlier is not None and self._charges is earlier._charges  # noqa: SLF001 - as above
 
     def _left(self) -> Left:
-        return (self._account or Filter(self._loss, caps_for(self._loss))).left()
+        return (self._charges.account or Filter(self._loss, caps_for(self._loss))).left()
 
     def _require_original(self) -> None:
         # before locking: in a fork, the lock might never be released
         if self._process != this_process():
             raise RefusedError(
-                "This is a copy of a budget in another process, which cannot be charged: two copies would be two "
-                "budgets. Nothing was drawn. Fit in the process of the original: n_jobs=None, or threads "
-                '(joblib.parallel_config("threading")).'
+                "This is a copy of a budget, pickled or in another process, which cannot be charged: two copies would "
+                "be two budgets. Nothing was drawn. Pass the original (set_params(budget=...)), in its process: "
+                'n_jobs=None, or threads (joblib.parallel_config("threading")).'
             )
 
     def __copy__(self) -> Self:
@@ -544,13 +571,13 @@ class Budget:
     def __repr__(self) -> str:
         if self._process != this_process():
             return f"<Budget of {self._loss}; a copy, which cannot be charged>"
-        with self._lock:
-            count, left = len(self._account or ()), self._left()
+        with self._charges.lock:
+            count, left = len(self._charges.account or ()), self._left()
         return f"<Budget of {self._loss}; {counted(count, 'fit')} charged; left: {left}>"
 
 
 def _copy(loss: PrivacyLoss) -> Budget:
     """Return the copy of a budget for another process."""
     budget = object.__new__(Budget)
-    budget.__dict__.update(_loss=loss, _process=_NO_PROCESS, _lock=threading.Lock(), _account=None, _neighbours=None)
+    budget.__dict__.update(_loss=loss, _process=_NO_PROCESS, _charges=_Charges())
     return budget

@@ -192,7 +192,8 @@ def test_a_fork_draws_and_returns_nothing_that_was_charged_before_it(
         if dies_at != "nowhere":
             patch.setattr(*((trusted, "conclude") if dies_at == "conclude" else (arrays, "_drawn_once")), dies)
         asked(budget=budget).fit(table())
-    assert b"forked" in in_fork(lambda: asked(budget=budget).fit(table()))
+    assert b"Nothing was drawn" in in_fork(lambda: asked(budget=budget).fit(table()))
+    assert b"forked" in in_fork(lambda: asked().fit(table()))
     assert asked(budget=budget).fit(table()).fresh_ is (dies_at != "nowhere")
 
 
@@ -308,6 +309,27 @@ def test_a_release_that_a_budget_did_not_pay_for_is_not_returned_from_it() -> No
     assert not asked(budget=paid).fit(table(1)).fresh_
     assert not asked().fit(table(1)).fresh_
     assert ("1 fit charged" in repr(paid), "0 fits charged" in repr(other)) == (True, True)
+
+
+def test_a_cell_that_declares_its_budget_again_continues_it() -> None:
+    def cell(**changed: Any) -> tuple[bool, str]:
+        budget = Budget(2, "1e-5")
+        fitted = asked(budget=budget, **changed).fit(table())
+        return fitted.fresh_, repr(budget)
+
+    first, again, another = cell(), cell(), cell(epsilon="0.5")
+    assert (first[0], again[0], another[0]) == (True, False, True)
+    assert first[1] == again[1]
+    assert "2 fits charged" in another[1]
+    with pytest.raises(RefusedError, match="the budget is epsilon 2"):
+        cell(epsilon="1.9")
+    for unlike in (Budget(3, "1e-5"), Budget(2, "1e-6")):
+        with pytest.raises(RefusedError, match="without charging this budget"):
+            asked(budget=unlike).fit(table())
+    used = Budget(2, "1e-5")
+    asked(budget=used).fit(table(1))
+    with pytest.raises(RefusedError, match="without charging this budget"):
+        asked(budget=used).fit(table())
 
 
 def test_a_target_that_holds_the_name_of_other_rows_is_refused_before_a_charge(tmp_path: Path) -> None:
