@@ -39,15 +39,19 @@ def default_ledger(rows: AnyStore) -> Path:
 def ledger_place(table: Table | PeriodicTable, ledger: AnyLedgerAddress | None = None) -> LedgerAddress:
     """Return the address of a table's ledger: the given one, or the default next to the table.
 
-    For rows in an object store, it is the one recorded on this machine (:mod:`dpdist.core.ledger.state_folder`).
+    For rows in an object store, and for a copy whose ledger is elsewhere, it is the one recorded on this machine
+    (:mod:`dpdist.core.ledger.state_folder`).
     """
     if ledger is not None:
         return parse_address(ledger)
     rows = table.store.parent if isinstance(table, RowsTable) and table.period is not None else table.store
+    record = state_folder.seen(table.dataset_id)
+    recorded = None if record.place is None else parse_address(record.place)
     if isinstance(rows.address(), Path):
-        return default_ledger(rows)
-    location = state_folder.seen(table.dataset_id).place
-    return parse_address(location) if location is not None else default_ledger(rows)
+        beside = default_ledger(rows)
+        known = recorded is not None and record.ledger_id == table.ledger_id and not Ledger.stands_at(beside)
+        return recorded if known and recorded is not None and Ledger.stands_at(recorded) else beside
+    return recorded or default_ledger(rows)
 
 
 def taken_up(rows: Store, budget: PrivacyLoss | None, ledger: LedgerAddress | None) -> RowsTable:

@@ -72,6 +72,16 @@ def test_a_copy_made_before_the_ledger_gets_that_one_and_no_second_budget(here: 
     assert call("release", "twin.zarr", "c.zarr", *PURE, "--ledger", "rows.ledger").code == 0
 
 
+@pytest.mark.usefixtures("twins")
+def test_a_copy_that_was_given_the_ledger_of_its_rows_is_released_without_naming_it(here: Path, call: Call) -> None:
+    assert call("ledger", "create", "rows.ledger", "--rows", "rows.zarr", *DECLARED).code == 0
+    assert call("ledger", "create", "rows.ledger", "--rows", "twin.zarr").code == 0
+    assert call("release", "twin.zarr", "a.zarr", *PURE).code == 0
+    Path("rows.ledger").rename("moved.ledger")
+    refused = call("release", "twin.zarr", "b.zarr", "--id", "b", *PURE)
+    assert (refused.code, f"is not at {here / 'twin.ledger'}" in refused.message) == (3, True)
+
+
 def test_a_ledger_in_a_database_is_the_only_one_even_of_two_machines(
     twins: tuple[Path, Path],
     here: Path,
