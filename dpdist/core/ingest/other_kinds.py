@@ -44,8 +44,8 @@ _PICKLE = (
     "pandas.read_pickle(FILE).to_parquet(NEW, index=False)"
 )
 _VCF = (
-    "Convert it to VCF Zarr, and ingest that: vcf2zarr convert FILE NEW.zarr, of bio2zarr; if it has several "
-    "chromosomes, index it first: bcftools view -O z -o X.vcf.gz FILE, bcftools index X.vcf.gz"
+    "Convert it to VCF Zarr (pip install 'bio2zarr[vcf]'), and ingest that: vcf2zarr convert FILE NEW.zarr. If it has "
+    "several chromosomes, index it first: bcftools view -O z -o X.vcf.gz FILE, bcftools index X.vcf.gz"
 )
 _R = "Save it as .csv; in R: write.csv(readRDS(FILE), NEW, row.names = FALSE)"
 _PAGE = (
@@ -123,7 +123,7 @@ _SUFFIXES = {
     (".fits", ".fit"): (_parquet("astropy.table.Table.read(FILE).to_pandas()")),
     (".vcf", ".vcf.gz", ".vcf.bgz", ".bcf"): _VCF,
     (".bed", ".bim", ".fam"): (
-        "Convert the genotypes to VCF Zarr, and ingest that: plink2zarr convert PREFIX NEW.zarr, of bio2zarr"
+        "Convert the genotypes to VCF Zarr (pip install bio2zarr), and ingest that: plink2zarr convert PREFIX NEW.zarr"
     ),
     (".pgen", ".pvar", ".psam"): f"Save it as VCF: plink2 --pfile PREFIX --export vcf --out NEW. {_VCF}",
     (".bgen",): f"Save it as VCF: plink2 --bgen FILE ref-first --export vcf --out NEW. {_VCF}",
@@ -150,8 +150,8 @@ def refusal(path: PurePath, start: bytes, suffix: str, kinds: Iterable[str]) -> 
     found = _binary(path, start, suffix) or _wide(start, suffix) or _text(path, _text_of(start), suffix)
     if suffix or (found and not (known and start.startswith(_CONTAINERS))):
         return found
-    cure = f"{_said(path, *known)} " if known else ""
-    return f"not of a supported kind ({', '.join(kinds)}). {cure}Move it elsewhere if it is not a table."
+    cure = _said(path, *known) if known else "Move it elsewhere if it is not a table."
+    return f"not of a supported kind ({', '.join(kinds)}). {cure}"
 
 
 def _binary(path: PurePath, start: bytes, suffix: str) -> str | None:
