@@ -215,6 +215,22 @@ class _Fit:
     account: Budget | None  # the budget that it was charged to
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A release of some rows, and who shall pay for it."""
+
+    fingerprints: Fingerprints
+    dataset: str  # identity of the table
+    release_id: str
+    limit: PrivacyLoss | None = None  # of the joint cost of these rows; None: the account's, or the release's own cost
+    account: Budget | None = None
+
+    @property
+    def release(self) -> tuple[str, str]:
+        """Table and release."""
+        return self.dataset, self.release_id
+
+
 @dataclass
 class Register:
     """The releases of one process. Thread-safe."""
@@ -235,30 +251,20 @@ class Register:
             content = (fingerprints.total, fingerprints.items, *described)
             return self._tables.setdefault(content, random_token())
 
-    def known(
-        self,
-        fingerprints: Fingerprints,
-        limit: PrivacyLoss | None,
-        account: Budget | None = None,
-        *,
-        dataset: str,
-        release_id: str,
-    ) -> MemoryStorage | None:
+    def known(self, asked: Asked) -> MemoryStorage | None:
         """Return the ledger of a charged release, or None; refuse it if the given budget was not charged."""
         with self._lock:
-            return self._known(fingerprints, limit, account, (dataset, release_id))
+            return self._known(asked)
 
-    def _known(
-        self, fingerprints: Fingerprints, limit: PrivacyLoss | None, account: Budget | None, release: tuple[str, str]
-    ) -> MemoryStorage | None:
-        if release not in self._charged:
+    def _known(self, asked: Asked) -> MemoryStorage | None:
+        if asked.release not in self._charged:
             return None
-        ledger, charge = self._charged[release]
-        if account is not None and not account.continues(charge.account):
+        ledger, charge = self._charged[asked.release]
+        if asked.account is not None and not asked.account.continues(charge.account):
             raise RefusedError(_OTHER_ACCOUNT)
-        if limit is not None:
-            others = [fit.guarantee for fit in self._sharing(fingerprints) if fit is not charge]
-            _require_affordable(others, charge.guarantee, limit)
+        if asked.limit is not None:
+            others = [fit.guarantee for fit in self._sharing(asked.fingerprints) if fit is not charge]
+            _require_affordable(others, charge.guarantee, asked.limit)
         return ledger
 
     def _sharing(self, fingerprints: Fingerprints) -> list[_Fit]:
@@ -266,26 +272,17 @@ class Register:
         return [fit for fit in self._fits if fit.fingerprints and fit.fingerprints.share_rows(fingerprints)]
 
     def charge(
-        self,
-        fingerprints: Fingerprints,
-        rows: int,
-        guarantee: Guarantee,
-        limit: PrivacyLoss | None,
-        account: Budget | None = None,
-        *,
-        dataset: str,
-        release_id: str,
-        reserve: Callable[[MemoryStorage], object],
+        self, asked: Asked, rows: int, guarantee: Guarantee, reserve: Callable[[MemoryStorage], object]
     ) -> MemoryStorage:
         """Charge a release before its noise is drawn, once; the charge stays even if the draw fails.
 
-        ``limit`` is that of the joint cost of these rows, by default the cost of the release; an account has its own.
         ``reserve`` records the parameters of the release in its ledger, which is none of any other parameters then.
         """
+        account, limit = asked.account, asked.limit
         with self._lock:
-            if (known := self._known(fingerprints, limit, account, (dataset, release_id))) is not None:
+            if (known := self._known(asked)) is not None:
                 return known  # another thread was faster
-            shared = self._sharing(fingerprints)
+            shared = self._sharing(asked.fingerprints)
             if account is None or limit is not None:
                 _require_affordable([fit.guarantee for fit in shared], guarantee, limit or guarantee.loss)
             elif not all(account.continues(fit.account) for fit in shared):
@@ -295,14 +292,16 @@ class Register:
                 # if it is turned into an error, the fit ends here without a charge
                 _warn_of_joint_cost([*(fit.guarantee for fit in alike), guarantee])
             ledger = MemoryStorage()
-            Ledger.create(ledger, dataset_id=dataset, budget=guarantee.loss)  # the register decides what rows afford
+            Ledger.create(
+                ledger, dataset_id=asked.dataset, budget=guarantee.loss
+            )  # the register decides what rows afford
             reserve(ledger)
-            charge = _Fit(guarantee, fingerprints, rows, dataset, account)
+            charge = _Fit(guarantee, asked.fingerprints, rows, asked.dataset, account)
             if account is not None:
                 account.charge(guarantee)
             # in this order: an interruption leaves a charge without a release, and never a release without a charge
             self._fits.append(charge)
-            self._charged[dataset, release_id] = ledger, charge
+            self._charged[asked.release] = ledger, charge
             return ledger
 
     def keep(self, ledger: MemoryStorage) -> None:

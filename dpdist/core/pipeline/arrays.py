@@ -18,7 +18,7 @@ from dpdist.core.frames import is_a
 from dpdist.core.ingest.collection import whole_rows
 from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.ledger.memory import MemoryStorage
-from dpdist.core.ledger.register import REGISTER, Budget, Register
+from dpdist.core.ledger.register import REGISTER, Asked, Budget, Register
 from dpdist.core.ledger.state import Part, State
 from dpdist.core.mechanisms.base import IndependentEntries
 from dpdist.core.moment.arrays import (
@@ -169,18 +169,16 @@ def release_array(
         dataset_id=dataset, names=rows.names, budget=None, missing=rows.missing, reference=chunks, chunked=chunks,
     )  # fmt: skip
     release_id = plan.release_id(table)
-    charged = register.known(
-        survey.fingerprints, paying.limit, paying.account, dataset=dataset, release_id=release_id
-    )  # fmt: skip
+    asked = Asked(survey.fingerprints, dataset, release_id, paying.limit, paying.account)
+    charged = register.known(asked)
     if target is not None and stands_at(target, release_id):
         _require_own(target, release_id, charged)
     on_survey(survey)
     if charged is None:
         _require_possible(plan, survey.rows)
         charged = register.charge(
-            survey.fingerprints, survey.rows, proved(plan.guarantee), paying.limit, paying.account, dataset=dataset,
-            release_id=release_id, reserve=lambda ledger: _transaction(plan, table, ledger).reserve(),
-        )  # fmt: skip
+            asked, survey.rows, proved(plan.guarantee), lambda ledger: _transaction(plan, table, ledger).reserve()
+        )
     return _drawn_once(rows, _transaction(plan, table, charged), charged, register)
 
 
