@@ -258,7 +258,8 @@ class JobFile:
         if section is None:
             return COMMAND_LINE.parameter(name + dot + option, value)
         if option:
-            shown = "..." if value is None else value if name == "options" else json.dumps(value)
+            number = value is None or value.replace(".", "", 1).isdigit()
+            shown = "..." if value is None else value if number else json.dumps(value)
             return f"{name} = {{{option} = {shown}}} in [{section}]"
         kind = get_args(KEYS[section][name].type)[0]
         if kind is bool:

@@ -17,13 +17,14 @@ from support.folders import ROOT
 from dpdist.cli import cli
 from dpdist.core.errors import DataError, DpdistError, UsageError
 from dpdist.core.ledger.address import Address
+from dpdist.core.naming import naming, parameter
 from dpdist.core.options import Amount, Clip, RequestOptions
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.core.release.parse import read_public_centre, request_from
 from dpdist.core.release.request import Centring, ReleaseRequest
 from dpdist.core.runtime.cluster import Cluster
 from dpdist.jobs.job_file import Job, read_job
-from dpdist.jobs.sections import SCHEMA, schema
+from dpdist.jobs.sections import JOB_FILE, SCHEMA, schema
 
 FULL = """
 [rows]
@@ -358,3 +359,17 @@ def test_files_hold_a_public_centre_or_scale_or_both(tmp_path: Path) -> None:
             request(tmp_path, centre, scale)
     with pytest.raises(DataError, match=r"contains no public scale.*\(scale\)"):
         request(tmp_path, "none", "centre.npz")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "written"),
+    [
+        ("options.route", "products", 'options = {route = "products"} in [release]'),
+        ("options.iterations", 3, "options = {iterations = 3} in [release]"),
+        ("genotypes.haploid", "single", 'genotypes = {haploid = "single"} in [rows]'),
+    ],
+)
+def test_a_rule_is_named_as_it_is_written_in_the_file(name: str, value: object, written: str) -> None:
+    with naming(JOB_FILE):
+        assert parameter(name, value) == written
+    tomllib.loads(written.partition(" in ")[0])

@@ -166,7 +166,7 @@ def test_bands_cover_the_triangle_and_keep_every_process_within_its_memory(
 
 def test_noise_that_needs_all_of_the_moment_is_refused_and_fewer_threads_take_less_memory() -> None:
     wide, bound = described(1000, 20_000), RowBound(20_000, 1.0)
-    with pytest.raises(UsageError, match=r"mechanism='gaussian'.*laplace.*'route': products"):
+    with pytest.raises(UsageError, match=r"mechanism='gaussian'.*laplace.*'route': 'products'"):
         layout_of(wide, bound, 1, 8 * GIB, divisible=False)
     assert len(layout_of(wide, bound, 1, 8 * GIB, divisible=True).bands) > 1
     for divisible in (True, False):  # what fits is not cut
