@@ -26,7 +26,7 @@ from dpdist.core.errors import DataError
 from dpdist.core.ingest.readers.base import CURE, MOST_LABELS, Places, Rows, attempted, require_table
 from dpdist.core.ingest.readers.chunked import chunk_bytes, require_chunks
 from dpdist.core.ingest.readers.source import Fragment, Head, Source, neighbours, transposed, width_for
-from dpdist.core.ingest.readers.zarr_store import holds_values, opened, require_foreign
+from dpdist.core.ingest.readers.zarr_store import dimension_names, holds_values, opened, require_foreign
 from dpdist.core.naming import parameter
 from dpdist.core.rows.units import named_units
 from dpdist.formats.genotypes import NO_RULES, Genotypes, columns_of_site, invalid_genotype, not_biallelic, unique_names
@@ -117,8 +117,8 @@ class VcfZarr(Source):
         with opened(self.path) as root:
             if self._array not in root:
                 raise DataError(f"{self.path} has no dosages (DS). {CURE}")
-            values, alleles = root[self._array], root["variant_allele"]
-            self._require_shapes(values, alleles)
+            values = root[self._array]
+            self._require_shape(values)
             shape = values.shape
             people = self._people(root, shape[1])
             names, sites, pairs = list[str](), list[Site](), list[tuple[str, str]]()
@@ -141,11 +141,11 @@ class VcfZarr(Source):
             raise DataError(f"{self.path} declares genotypes without stored values. Restore it.")
         return Facts(shape[1], people, unique_names(names, [counted for counted, _ in pairs]), pairs, sites)
 
-    def _require_shapes(self, values: Any, alleles: Any) -> None:
+    def _require_shape(self, values: Any) -> None:
         shape = values.shape
         if (values.ndim, values.dtype.kind) != ((2, "f") if self._array == _DOSES else (3, "i")):
             raise DataError(f"{self.path}: {self._array} does not have the shape and type of VCF Zarr. {CURE}")
-        dims = getattr(values.metadata, "dimension_names", None) or values.attrs.get("_ARRAY_DIMENSIONS")
+        dims = dimension_names(values)
         if dims and (*dims,)[:2] != ("variants", "samples"):
             raise DataError(f"{self.path}: {self._array} is not along variants and samples, in this order. {CURE}")
         require_chunks(self.path, chunk_bytes(values))
@@ -154,8 +154,6 @@ class VcfZarr(Source):
                 f"{self.path} has calls of {shape[2]} alleles for a sample, and at most two are read. Leave such "
                 "calls out."
             )
-        if len(shape) < 2 or alleles.shape[0] != shape[0]:
-            raise DataError(f"{self.path}: its arrays have different numbers of variants. {CURE}")
 
     def _people(self, root: Any, samples: int) -> dict[str, list[str]]:
         names = root.get("sample_id")

@@ -1,7 +1,7 @@
 """A table in memory or on Dask -> rows.zarr. Its blocks become private files, which are then ingested like any other.
 
-Whoever computes a block writes its file next to the rows, and each block is computed once. So rows are written twice,
-and take twice the space until the table is complete.
+The process that computes a block writes its file next to the rows, and each block is computed once. So rows are written
+twice, and take twice the space until the table is complete.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ as long as the process. The ledger of a rows.zarr is durable.
 **The same rows.** Two tables are the same if the sums of the 128-bit keyed digests of all their rows are equal modulo
 2^128, as well as their numbers of rows, types and names. The order of the rows does not matter. The key is secret and
 new in each process, so equal sums of different rows cannot be sought; by chance two tables have them with probability
-2^-128. An answer that is returned again reveals to whoever asked that the rows are the same; releases do not, as each
+2^-128. An answer that is returned again tells the caller that the rows are the same; releases do not, as each
 names its table otherwise.
 
 **Fingerprints.** The key of a row is BLAKE2b of its float64 values in order, under a secret key of the process. Two
@@ -89,8 +89,8 @@ MOST_BYTES = 256 << 20
 FALSE_ALARMS = 1e-4
 """Probability that a random split of one table counts as two tables that share rows."""
 _MAX_COUNT = 8
-_MODULUS = 1 << 128
 """More frequent keys are no evidence."""
+_MODULUS = 1 << 128
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ class _Fit:
 
 @dataclass(frozen=True)
 class Asked:
-    """A release of some rows, and who shall pay for it."""
+    """A release of some rows, and who pays for it."""
 
     fingerprints: Fingerprints
     dataset: str  # identity of the table

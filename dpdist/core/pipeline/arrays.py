@@ -105,6 +105,7 @@ class ArrayRows:
 class ArrayTransaction(MomentTransaction):
     """A release of rows in memory, which is kept as packed bytes and published nowhere."""
 
+    ledger: MemoryStorage
     won: list[Part] = field(default_factory=list)  # what was committed by this call
 
     def commit(self, drawn: Callable[[str], Iterable[bytes]]) -> None:
@@ -179,7 +180,7 @@ def release_array(
         charged = register.charge(
             asked, survey.rows, proved(plan.guarantee), lambda ledger: _transaction(plan, table, ledger).reserve()
         )
-    return _drawn_once(rows, _transaction(plan, table, charged), charged, register)
+    return _drawn_once(rows, _transaction(plan, table, charged), register)
 
 
 def _transaction(plan: Plan, table: ArrayTable, ledger: MemoryStorage) -> ArrayTransaction:
@@ -208,9 +209,7 @@ def _require_possible(plan: Plan, rows: int) -> None:
     checks.warn(loss, request.neighbours, rows)
 
 
-def _drawn_once(
-    rows: ArrayRows, transaction: ArrayTransaction, charged: MemoryStorage, register: Register
-) -> tuple[Release, bool]:
+def _drawn_once(rows: ArrayRows, transaction: ArrayTransaction, register: Register) -> tuple[Release, bool]:
     """Draw a charged release unless it was drawn; return it, and whether it was drawn now."""
     plan = transaction.plan
     if transaction.reserve() in {State.RESERVED, State.STAGED}:
@@ -227,5 +226,5 @@ def _drawn_once(
         compute(executor, following, Cluster(), layout)
     release, fresh = transaction.published(), Part.RELEASE in transaction.won
     if fresh:
-        register.keep(charged)
+        register.keep(transaction.ledger)
     return release, fresh

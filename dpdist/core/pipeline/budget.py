@@ -45,13 +45,14 @@ def ledger_place(table: Table | PeriodicTable, ledger: AnyLedgerAddress | None =
     if ledger is not None:
         return parse_address(ledger)
     rows = table.store.parent if isinstance(table, RowsTable) and table.period is not None else table.store
+    local_rows = isinstance(rows.address(), Path)
+    if local_rows and Ledger.stands_at(beside := default_ledger(rows)):
+        return beside
     record = state_folder.seen(table.dataset_id)
     recorded = None if record.place is None else parse_address(record.place)
-    if isinstance(rows.address(), Path):
-        beside = default_ledger(rows)
-        known = recorded is not None and record.ledger_id == table.ledger_id and not Ledger.stands_at(beside)
-        return recorded if known and recorded is not None and Ledger.stands_at(recorded) else beside
-    return recorded or default_ledger(rows)
+    if recorded is None or (local_rows and not (record.ledger_id == table.ledger_id and Ledger.stands_at(recorded))):
+        return default_ledger(rows)
+    return recorded
 
 
 def taken_up(rows: Store, budget: PrivacyLoss | None, ledger: LedgerAddress | None) -> RowsTable:

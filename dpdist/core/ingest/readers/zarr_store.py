@@ -323,7 +323,7 @@ class Store(Chunked):
 
     def _dims(self, array: Any) -> tuple[str, ...]:
         """Return the names of the dimensions; in VCF Zarr the first defaults to variants."""
-        names = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
+        names = dimension_names(array)
         if names and all(isinstance(name, str) for name in names):
             return tuple(names)
         with opened(self.path) as root:
@@ -331,6 +331,11 @@ class Store(Chunked):
         if by_variant or (self._array_path or self.path.name).rpartition("/")[2] == "call_genotype":
             return ("variants", *(str(i) for i in range(1, array.ndim)))
         return ()
+
+
+def dimension_names(array: Any) -> Any:
+    """Return what an array calls its dimensions, in either format; None if it does not."""
+    return getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
 
 
 def strings(data: Any, count: int, longest: int) -> Iterator[list[str]]:
