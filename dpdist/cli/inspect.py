@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import PurePath
 
 import click
 
@@ -74,8 +75,11 @@ def report_command(
     """
     from dpdist.report import html, officer  # noqa: PLC0415 - scipy.special and templates, only needed here
 
-    if str(store_at(out)).endswith(".json"):
-        raise UsageError(f"A report is an HTML page. To print the privacy card, run: dpdist inspect {release} --json")
+    if PurePath(str(store_at(out))).suffix.lower() not in {"", ".html", ".htm"}:
+        raise UsageError(
+            "A report is an HTML page: name it OUT.html. The privacy card as JSON is in the output of dpdist inspect "
+            f"{release} --json."
+        )
     opened = open_release(release)
     charged = statement_of(Ledger(ledger), opened) if ledger else None
     if verdict:

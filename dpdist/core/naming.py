@@ -86,6 +86,8 @@ class Python:
         """Write the call, or the command if there is no function."""
         if name not in _STEPS:
             return COMMAND_LINE.step(name, operands, parameters)
+        if name == "schema":
+            operands = operands[:1]  # the function returns the draft
         parameters = {key: _written(value) for key, value in parameters.items()}
         loss = [parameters.pop(part) for part in ("budget_epsilon", "budget_delta") if part in parameters]
         if loss:

@@ -132,9 +132,10 @@ def test_words_need_a_schema_and_text_with_digits_is_not_taken_as_missing(folder
     said = call("release", "t.csv", "r.zarr", *LOSS)
     assert said.code == 4
     assert "2 columns are not of numbers: 'sex', 'paid'." in said.message
-    drafted = re.search(r"dpdist (schema t\.csv --header yes) drafts one", said.message)
+    drafted = re.search(r"dpdist (schema t\.csv schema.toml --header yes) drafts one", said.message)
     assert drafted is not None
-    draft = call(*drafted[1].split()).out
+    assert call(*drafted[1].split()).code == 0
+    draft = (folder / "schema.toml").read_text()
     for name, kind in (("sex", 'kind = "category"\ncategories = ["male", "female"]'), ("paid", 'kind = "ignored"')):
         draft = re.sub(rf'name = "{name}"\nkind = "number"\nrange = \[\].*', f'name = "{name}"\n{kind}', draft)
     draft = re.sub(r"range = \[\].*", 'missing = "centre"', draft)
@@ -195,6 +196,11 @@ def test_a_request_that_cannot_succeed_declares_no_budget(folder: Path, call: Ca
             dpdist.private_pca("t.parquet", epsilon=1, delta=1e-6, **wrong)
     assert not (folder / "t.ledger").exists()
     assert call("release", "t.parquet", "r.zarr", *LOSS).code == 0
+    table().head(50).to_parquet("few.parquet")
+    said = call("release", "few.parquet", "few.release.zarr", *LOSS)
+    assert (said.code, (folder / "few.ledger").exists()) == (3, False)
+    assert "Nothing was spent." in said.message
+    assert "The rows of few.parquet were copied to few.zarr." in said.message
 
 
 def test_whose_cells_they_are_is_asked_too(folder: Path, call: Call) -> None:  # noqa: ARG001

@@ -85,7 +85,7 @@ def refusal(
         before = f"{counted(len(charged), 'release')} {verb} charged already, "
         left = f"; left: {accounts.left(charge.periods)}"
     head = f"This release costs {charge.guarantee.loss}; {before}the budget of {location} is {budget}{left}."
-    return f"{head} Nothing was read or spent. {_cure(budget, charged, charge.guarantee)}"
+    return f"{head} Nothing was spent. {_cure(budget, charged, charge.guarantee)}"
 
 
 def _cure(budget: PrivacyLoss, charged: Sequence[Charge], guarantee: Guarantee) -> str:
@@ -193,7 +193,7 @@ def require_unit(view: View, parameters: Mapping[str, object], location: str) ->
     if first is not None and first.parameters.get("unit") != parameters.get("unit"):
         raise RefusedError(
             f"The first release charged to {location} protects another privacy unit than these rows, and losses of "
-            "different units cannot be added. Nothing was read or spent. Release rows with that unit; or ingest the "
+            "different units cannot be added. Nothing was spent. Release rows with that unit; or ingest the "
             "source as another table, and add both budgets for every person. A matrix that was charged first protects "
             "rows, not units."
         )

@@ -150,8 +150,9 @@ class Ledger(Witnessed):
         super().__init__(_storage(place), place.witness if isinstance(place, MemoryStorage) else _witness())
         if not self._storage.exists():
             raise DataError(
-                f"There is no ledger at {place}. If it was moved, pass {parameter('ledger')}. If it is lost, restore "
-                "it from a copy, because nothing else records the charges."
+                f"There is no ledger at {place}. {step('inspect', 'ROWS')} tells where the ledger of rows is. If it "
+                "was moved, give its new place. If it is lost, restore it from a copy: nothing else records the "
+                "charges."
             )
 
     def __repr__(self) -> str:

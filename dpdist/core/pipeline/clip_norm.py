@@ -431,4 +431,4 @@ def require_choice(transaction: MomentTransaction) -> None:
         stages.require_seen(request, counting, table.rows, table.max_rows)
     refusal = advice.choice_refused(request, table.columns, table.rows, table.max_rows)
     if refusal is not None:
-        raise RefusedError(f"{refusal} Nothing was read or spent.")
+        raise RefusedError(f"{refusal} Nothing was spent.")

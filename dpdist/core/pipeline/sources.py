@@ -103,8 +103,8 @@ def draft_schema(source: SourceLocation | AnyPath | Any, *, header: str | None =
         try:
             names = columns_at(origin, Path(gettempdir()), header)
         except ChoiceRequiredError as error:
-            steps = [f"{step('schema', origin, **{name: value})} ({meaning})" for name, value, meaning in error.ways]
-            message = f"{error} Choose: {', or '.join(steps)}. The ingest takes the same."
+            ways = [f"{parameter(name, value)} ({meaning})" for name, value, meaning in error.ways]
+            message = f"{error} Add {', or '.join(ways)}. The ingest takes the same."
             raise DataError(message) from None
     elif table.framed:
         origin, names = table, table.names

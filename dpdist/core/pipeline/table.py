@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import Any, NamedTuple
 
-from dpdist.core.errors import DataError, UsageError
+from dpdist.core.errors import DataError, RefusedError, UsageError
 from dpdist.core.ingest.readers.base import ChoiceRequiredError, Choices, counts_rows
 from dpdist.core.ingest.readers.source import Head
 from dpdist.core.ingest.sources import KINDS, head_at, table_at
@@ -100,7 +100,10 @@ def rows_of_file(
     ledger = default_ledger(first) if place is None else _moved(first, parse_address(place))
     if table.ledger_id is None:
         if place is None:
-            require_releasable(table, request, budget or request.loss)  # before it is declared for good
+            try:
+                require_releasable(table, request, budget or request.loss)  # before it is declared for good
+            except RefusedError as error:
+                raise RefusedError(f"{error} The rows of {file} were copied to {rows}.") from None
         create_ledger(ledger, rows, budget or (request.loss if place is None else None))
         table = open_ingested(rows)
     elif budget is not None and budget != Ledger(ledger).budget:

@@ -209,7 +209,7 @@ def forecast(request: NormsRequest, table: Table, requested: Fraction | None, le
         raise RefusedError(
             f"At {request.loss} the noise {accuracy.moved}, and only {float((1 - quantile) * table.rows):.0f} of "
             f"{table.rows} rows are above the {float(quantile):g}-quantile: the answer would be useless. Nothing was "
-            f"read or spent. {_advice(request, table, quantile, left_micro)}"
+            f"spent. {_advice(request, table, quantile, left_micro)}"
         )
     message = f"Forecast: the noise {accuracy.moved} of {accuracy.rows}"
     if requested is not None:
@@ -250,7 +250,7 @@ def require_centre_of_dropped(table: Table, *, centred: bool) -> None:
             f"By the schema, a missing value of {listed(names)} counts as the centre, which must be "
             f"known before rows are summed. Let the release choose a centre ({parameter('scale', 'private')}), pass a "
             f"public one ({parameter('centre')}), or ingest the source again with a public constant for missing values "
-            '(missing = "fill"). Nothing was read or spent.'
+            '(missing = "fill"). Nothing was spent.'
         )
 
 

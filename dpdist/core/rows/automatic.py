@@ -129,11 +129,10 @@ def schema_of_numbers(
     owners = require_owner(source, names, owner)
     if unclear := sorted(({*unclear} | others) - indexes - {owner.column, *owners}, key=list(names).index):
         asked = {} if kinds is not None else {"header": header or "yes"}
-        drafted = step("schema", source if named else "TABLE", **asked)
+        drafted = step("schema", source if named else "TABLE", "schema.toml", **asked)
         raise DataError(
             f"{source}: {_are(len(unclear), 'column')} not of numbers: {listed(map(repr, unclear))}. A schema says "
-            f"what they mean: {drafted} drafts one. Complete it, save it, and give "
-            f"{parameter('schema', 'schema.toml')}."
+            f"what they mean: {drafted} drafts one. Complete it, and give {parameter('schema', 'schema.toml')}."
         )
     columns = []
     for name in names:

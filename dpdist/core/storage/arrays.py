@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Any, TypeAlias
 
 import google_crc32c
@@ -67,12 +68,24 @@ def require_format(store: Store, expected: str, otherwise: str) -> dict[str, Any
             f"rows with {step('ingest', store, 'ROWS', budget_epsilon='E', budget_delta='D')}, and use ROWS in its "
             "place. Otherwise restore it from a copy."
         )
-    found = attributes.get("format")
+    found, (wanted, making) = attributes.get("format"), _KINDS[expected]
+    if found != expected and found in _KINDS:
+        raise DataError(f"{store} holds {_KINDS[found][0]}; {wanted} is needed here. To make it: {making()}.")
     if found != expected:
-        alike = str(found).partition("/")[0] == expected.partition("/")[0]
-        cure = "Use the version of dpdist that wrote it." if alike else "Pass a path of that format."
-        raise DataError(f"{store} has format {found!r}, not {expected!r}. {cure}")
+        raise DataError(f"{store} has format {found!r}, not {expected!r}. Use the version of dpdist that wrote it.")
     return attributes
+
+
+_INGEST = partial(step, "ingest", "SOURCE", "ROWS", budget_epsilon="E", budget_delta="D")
+_KINDS: dict[str, tuple[str, Callable[[], str]]] = {
+    "dpdist-rows/1": ("a table of private rows", _INGEST),
+    "dpdist-registered/1": ("a table of private rows", _INGEST),
+    "dpdist-release/1": ("a release", partial(step, "release", "ROWS", "RELEASE", epsilon="E", clip="C")),
+    "dpdist-model/1": ("a model", partial(step, "pca", "RELEASE", "MODEL", components="K")),
+    "dpdist-scores/1": ("a table of private scores", partial(step, "project", "ROWS", "MODEL", "SCORES")),
+    "dpdist-matrix/1": ("a matrix", partial(step, "release-matrix", "MATRIX", "OUT")),
+}
+"""What a folder of a format is called, and the step that makes one."""
 
 
 def array_options(dtype: npt.DTypeLike, *, compress: bool = False) -> dict[str, Any]:

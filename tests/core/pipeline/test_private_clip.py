@@ -364,6 +364,6 @@ def test_a_table_that_is_too_small_is_said_to_be_before_and_told_the_epsilon_tha
     assert ledger_of_rows(path).records == []
     enough = re.findall(r"Use --epsilon ([\d.]+) or more", str(refused).replace("(epsilon=", "--epsilon "))[0]
     assert "THE RELEASE WOULD BE REFUSED. The clip norm would be" in ran(*forecast).output
-    assert str(refused) == json.loads(ran(*forecast, "--json").output)["refused"] + " Nothing was read or spent."
+    assert str(refused) == json.loads(ran(*forecast, "--json").output)["refused"] + " Nothing was spent."
     assert json.loads(ran(*forecast, "--json", epsilon=enough).output)["refused"] is None
     assert ran(*release, epsilon=enough).exit_code == 0
