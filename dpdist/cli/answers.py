@@ -149,13 +149,12 @@ def synthesise(release: AnyStore, out: AnyStore, count: int, seed: int | None, a
 
     OUT ends in .csv, .parquet, .npy or .zarr. Its columns are those of the release, as real numbers in units of the
     source; a category has one column per value. Synthetic rows reproduce only means, variances and correlations.
-    Columns without weight in the release are omitted. An existing file is replaced, an existing .zarr is not.
+    Columns without weight in the release are omitted. An existing OUT is not replaced.
     """
     store = store_at(out)
     name = str(store).rpartition("/")[2]
     kind = kind_of(out, _ROW_KINDS)
-    if kind == ".zarr":
-        store.require_new("table")
+    store.require_new("table")
     opened = open_release(release)
     model = synthetic(opened, source_units(opened))
     rows = model.draw(count, np.random.default_rng(seed))

@@ -7,6 +7,7 @@ with :func:`parameter` and a step with :func:`step`, which write it for the curr
 
 from __future__ import annotations
 
+import csv
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -88,7 +89,10 @@ class Python:
             return COMMAND_LINE.step(name, operands, parameters)
         if name == "schema":
             operands = operands[:1]  # the function returns the draft
-        parameters = {key: _written(value) for key, value in parameters.items()}
+        parameters = {
+            key: str(next(csv.reader([value]))) if key == "columns" and not value.isupper() else _written(value)
+            for key, value in parameters.items()
+        }
         loss = [parameters.pop(part) for part in ("budget_epsilon", "budget_delta") if part in parameters]
         if loss:
             parameters["budget"] = f"dpdist.PrivacyLoss.parse({', '.join(loss)})"

@@ -130,7 +130,8 @@ def private_pca(
             )  # fmt: skip
             estimator.ledger = str(rows.ledger)
             return estimator.fit(rows.table.path)
-        parameters = {"missing": "centre", **parameters}
+        if parameters.get("clip") is None or parameters.get("scale") == "private":
+            parameters = {"missing": "centre", **parameters}  # which a private scale finds
         estimator = PrivatePCA(n_components, correlation=correlation, epsilon=epsilon, delta=delta, **parameters)
         data = _in_memory(table, schema, owner)
         found = rows_of(estimator, data, fitting=True)
@@ -138,14 +139,17 @@ def private_pca(
         if found.known_rows is not None and neighbours_of(estimator.neighbours) is Neighbours.REPLACE_ONE:
             size = f"{counted(found.known_rows, 'row')} of {size}"  # else the number of rows is private
         say(
-            f"The table: {size}. {rows_are(owner)}. Cells without a number count as the centre of their column, which "
-            "weakens its correlations. Rows in memory have no ledger on disk: in this process the same call returns "
-            "the same result, and another release of these rows is refused unless a budget pays for it."
+            f"The table: {size}. {rows_are(owner)}. {_CENTRED if estimator.missing == 'centre' else ''}Rows in memory "
+            "have no ledger on disk: in this process the same call returns the same result, and another release of "
+            "these rows is refused unless a budget pays for it."
         )
         estimator.fit(data)
         if not estimator.fresh_:
             say("Returned again, not charged.")
         return estimator
+
+
+_CENTRED = "Cells without a number count as the centre of their column, which weakens its correlations. "
 
 
 def _in_memory(table: Any, schema: Any, owner: Owner) -> Any:

@@ -267,7 +267,9 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
             try:
                 self._learn(*self._components_of(release, X, count))
             except (UsageError, BelowNoiseError) as error:
-                advice = "The release is kept; PrivatePCA.from_release(fitted.release_, n_components=K) is free."
+                advice = "The release is kept: the same fit with another n_components is free."
+                if self.clip == "private":  # which depends on n_components
+                    advice = "The release is kept: dpdist.PrivatePCA.from_release(release_, n_components=K) is free."
                 raise type(error)(f"{error} {advice}") from None
         return self
 

@@ -233,7 +233,7 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
             try:
                 self._learn(release, target, on, keep_weightless=on is not None)
             except (UsageError, BelowNoiseError) as error:
-                advice = "The release is kept; PrivateRidge.from_release(fitted.release_, target) is free."
+                advice = "The release is kept: the same fit with another ridge is free."
                 raise type(error)(f"{error} {advice}") from None
         return self
 

@@ -23,6 +23,7 @@ two, and an entry below ``2^62 u`` is an integer of 63 bits.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -222,7 +223,7 @@ def open_matrix(path: AnyStore) -> MatrixRelease:
         lattice, guarantee = np.asarray(arrays["lattice"][...]), Guarantee.from_json(attributes["guarantee"])
         release = MatrixRelease(
             str(attributes["release_id"]), str(attributes["mechanism"]), guarantee,
-            tuple((norm, Fraction(value)) for norm, value in attributes["declared_sensitivity"].items()),
+            tuple((norm, _stored(value)) for norm, value in attributes["declared_sensitivity"].items()),
             Noise.from_json(attributes["noise"]), int(attributes["unit_exponent"]), str(attributes["ledger_head"]),
             lattice, attributes.get("condition"),
         )  # fmt: skip
@@ -240,6 +241,13 @@ def open_matrix(path: AnyStore) -> MatrixRelease:
     if not sound:
         raise DataError(f"{store} is a damaged release. Move it away, and repeat its command, which is free.")
     return release
+
+
+def _stored(value: str) -> Fraction:
+    """Return a stored fraction; ValueError for the text of another number, such as 1e999999999."""
+    if not re.fullmatch(r"[0-9]{1,99}(/[0-9]{1,99})?", value):
+        raise ValueError("a stored sensitivity is a fraction")
+    return Fraction(value)
 
 
 def require_recorded(ledger: Ledger, target: AnyStore) -> MatrixRelease:

@@ -210,6 +210,16 @@ def test_words_fit_a_terminal_and_what_makes_no_sense_is_refused_in_a_sentence(
 
 
 @pytest.mark.usefixtures("table")
+@pytest.mark.parametrize("name", ["table.csv", "rows.parquet", "rows.npy"])
+def test_synthetic_rows_replace_nothing(call: Call, name: str) -> None:
+    if name != "table.csv":
+        Path(name).write_bytes(b"rows of somebody")
+    before = Path(name).read_bytes()
+    said = call("synthesise", "release.zarr", name, "--rows", "3")
+    assert (said.code, "exists already" in said.message, Path(name).read_bytes() == before) == (4, True, True)
+
+
+@pytest.mark.usefixtures("table")
 def test_a_file_of_somebody_else_is_not_replaced(call: Call) -> None:
     pca = ("pca", "release.zarr", "model.zarr", "--components", "1", "--table")
     for command, name in (

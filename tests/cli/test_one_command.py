@@ -55,6 +55,9 @@ def test_one_command_publishes_prints_components_and_is_free_again(folder: Path,
     again = call("release", "t.csv", "again.zarr", *LOSS)
     assert (again.code, "nothing spent" in again.told) == (0, True)
     assert tree(folder / "again.zarr") == before
+    assert "Its rows are in t.zarr." in again.told
+    headed = call("release", "t.csv", "headed.zarr", *LOSS, "--header", "yes")  # it was recognised without
+    assert (headed.code, tree(folder / "headed.zarr") == before) == (0, True)
     assert Ledger(folder / "t.ledger").balance().charged == 1
     assert {path.name for path in folder.iterdir()} >= {"t.zarr", "t.ledger", "r.zarr"}
 
@@ -186,7 +189,7 @@ def test_what_is_for_files_is_refused_for_rows_and_a_release_over_the_rows(call:
 def test_a_request_that_cannot_succeed_declares_no_budget(folder: Path, call: Call) -> None:
     table().to_parquet("t.parquet")
     for asked, cure in (
-        (("--clip", "300"), "Add --centre private"), (("--budget-epsilon", "0.5"), "exceeds the budget"),
+        (("--clip", "300"), "Add --scale private"), (("--budget-epsilon", "0.5"), "exceeds the budget"),
         (("--budget-epsilon", "2", "--budget-delta", "0"), "exceeds the budget"),
     ):  # fmt: skip
         said = call("release", "t.parquet", "r.zarr", *LOSS, *asked)
@@ -289,4 +292,9 @@ def test_python_has_the_same_in_one_call(folder: Path) -> None:
         dpdist.private_pca(frame.assign(w="word", mixed=[1, "1,5"] * (ROWS // 2)), epsilon=1)
     with pytest.raises(UsageError, match=r"Save it to a \.parquet file"):
         dpdist.private_pca(frame, epsilon=1, person="id", max_rows=2)
+    with pytest.raises(UsageError, match="Add scale='private'"):
+        dpdist.private_pca("t.parquet", epsilon=1, delta=1e-6, clip=3)
+    complete = pd.DataFrame(np.random.default_rng(8).normal(size=(ROWS, 3)) * [2, 1, 1], columns=list("abc"))
+    by_norm = dpdist.private_pca(complete, epsilon=1, delta=1e-6, clip=9, centre="private", say=decisions.append)
+    assert (by_norm.release_.bound.scale, "without a number" in decisions[-1]) == (None, False)
     assert dpdist.PrivatePCA(epsilon=1).fit(frame.fillna(0).to_numpy()[2:] + 1).release_.bound.scale is not None

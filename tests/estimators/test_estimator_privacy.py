@@ -79,6 +79,8 @@ def test_a_second_release_of_as_many_rows_of_a_kind_comes_with_what_both_cost(re
     (accepted,) = told(table(), budget_epsilon=10, name="more")  # also for recognised rows
     assert "released 3 times" in accepted
     assert told(table(3)[:-1]) == []  # another number of rows
+    (part,) = told(table(1)[:-1], budget_epsilon=10)  # its rows were released with another one
+    assert "released as now, or some of these, 2 times" in part
     (fewer,) = told(table(4)[:, :-1])  # a column left out
     assert "released 4 times" in fewer
     (typed,) = told(np.ones((300, 7), dtype=int))  # and those that are left have another type

@@ -85,7 +85,7 @@ def test_a_card_says_what_the_release_promises(place: Path, call: Call) -> None:
     assert card["rows"]["columns"] == HOSTILE
     assert card["cautions"] == list(release.cautions) != []
     refused = call("report", place / "release.zarr", place / "card.json")
-    assert (refused.code, "run: dpdist inspect" in refused.err) == (2, True)
+    assert (refused.code, "dpdist inspect" in refused.err) == (2, True)
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])

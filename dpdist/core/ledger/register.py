@@ -267,6 +267,11 @@ class Register:
             _require_affordable(others, charge.guarantee, asked.limit)
         return ledger
 
+    def require_relation(self, asked: Asked, neighbours: Neighbours) -> None:
+        """Refuse a relation that cannot be added to that of earlier releases, before anything is said of the rows."""
+        with self._lock:
+            _require_relation([fit.guarantee for fit in self._sharing(asked.fingerprints)], neighbours)
+
     def _sharing(self, fingerprints: Fingerprints) -> list[_Fit]:
         """Return the charges of some of these rows."""
         return [fit for fit in self._fits if fit.fingerprints and fit.fingerprints.share_rows(fingerprints)]
@@ -285,12 +290,15 @@ class Register:
             shared = self._sharing(asked.fingerprints)
             if account is None or limit is not None:
                 _require_affordable([fit.guarantee for fit in shared], guarantee, limit or guarantee.loss)
-            elif not all(account.continues(fit.account) for fit in shared):
+            # all are asked, as an empty budget takes up the charges of the first
+            continued = [account is not None and account.continues(fit.account) for fit in shared]
+            if account is not None and limit is None and not all(continued):
                 raise RefusedError(_OTHER_ACCOUNT)
             alike = [fit for fit in self._fits if fit.rows == rows]
             if any(account is None or not account.is_charged_with(fit.account) for fit in alike):
                 # if it is turned into an error, the fit ends here without a charge
-                _warn_of_joint_cost([*(fit.guarantee for fit in alike), guarantee])
+                others = [fit for fit in shared if fit.rows != rows]  # of a part of these rows, or with others
+                _warn_of_joint_cost([*(fit.guarantee for fit in alike + others), guarantee], some=bool(others))
             ledger = MemoryStorage()
             Ledger.create(
                 ledger, dataset_id=asked.dataset, budget=guarantee.loss
@@ -327,14 +335,18 @@ _OTHER_ACCOUNT = (
 )
 
 
-def _require_affordable(before: list[Guarantee], guarantee: Guarantee, budget: PrivacyLoss) -> None:
+def _require_relation(before: list[Guarantee], neighbours: Neighbours) -> None:
     for other in before:
-        if other.neighbours is not guarantee.neighbours:
+        if other.neighbours is not neighbours:
             raise RefusedError(
                 f"Some or all of these rows were released before in this process under {other.neighbours}; a loss "
-                f"under {guarantee.neighbours} cannot be added to that. Nothing was drawn. Set "
+                f"under {neighbours} cannot be added to that. Nothing was drawn. Set "
                 f"neighbours={other.neighbours.value!r}."
             )
+
+
+def _require_affordable(before: list[Guarantee], guarantee: Guarantee, budget: PrivacyLoss) -> None:
+    _require_relation(before, guarantee.neighbours)
     together = [*before, guarantee]
     if accounting.fits(together, budget):
         return
@@ -366,15 +378,16 @@ def _cost(
     return None
 
 
-def _warn_of_joint_cost(together: list[Guarantee]) -> None:
+def _warn_of_joint_cost(together: list[Guarantee], *, some: bool = False) -> None:
     if len({guarantee.neighbours for guarantee in together}) > 1:
         cost = "more than each one states, because losses under different neighbours cannot be added"
     else:
         largest = max(guarantee.loss.delta_atto for guarantee in together)
         cost = _loss_text(_cost(accounting.composed_epsilon_micro, together, largest))
     warnings.warn(
-        f"As many rows were released {_times(len(together) - 1)} before in this process. If they are about the same "
-        f"people, these releases together cost {cost}, provided that no request depended on an earlier answer. Rows "
+        f"As many rows were released {'as now, or some of these, ' if some else ''}{_times(len(together) - 1)} before "
+        "in this process. If they are about the same people, these releases together cost "
+        f"{cost}, provided that no request depended on an earlier answer. Rows "
         "are recognised by the values of all their columns only, so charge all fits on the same people to one "
         "dpdist.Budget (budget), or to the ledger of one rows.zarr.",
         UserWarning,
@@ -536,7 +549,7 @@ class Budget:
         same limits and no charges yet, so the two have one budget together.
         """
         self._require_original()
-        if earlier is None:
+        if earlier is None or earlier._process != self._process:  # noqa: SLF001 - a fork has a copy of its charges
             return False
         if self._charges.account is None and self._loss == earlier.loss:
             self._charges = earlier._charges  # noqa: SLF001 - of another Budget

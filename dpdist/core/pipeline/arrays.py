@@ -176,6 +176,7 @@ def release_array(
         _require_own(target, release_id, charged)
     on_survey(survey)
     if charged is None:
+        register.require_relation(asked, request.neighbours)  # a private n is printed nowhere
         _require_possible(plan, survey.rows)
         charged = register.charge(
             asked, survey.rows, proved(plan.guarantee), lambda ledger: _transaction(plan, table, ledger).reserve()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
@@ -77,11 +78,14 @@ def rows_of_file(
     first = rows_next_to(file)
     if target is not None and store_at(target).absolute() == store_at(first).absolute():
         raise UsageError(f"The rows of {file} are stored in {first}. Choose another name for the release.")
+    _require_centre(file, request, schema)
     content = _content_of(file)
     schema, unit, head = _meaning(file, schema, header, owner)
     choices = Choices(header=header, schema=schema)
     identity = state_folder.identity_of(content, str(first.absolute()))
-    described = canonical([choices.to_json(), None if unit is None else unit.to_json()])
+    # the names of the columns say whether the first line is a header, however that was decided
+    meant = replace(choices, header=None).to_json(), None if head is None or schema else list(head.names)
+    described = canonical([*meant, None if unit is None else unit.to_json()])
     variant = hashlib.sha256(described.encode()).hexdigest()
 
     def unchanged() -> tuple[str, str]:
@@ -113,8 +117,21 @@ def rows_of_file(
         )
     Ledger(ledger).require_relation(request.neighbours)  # a private n is printed nowhere
     public = request.neighbours is Neighbours.REPLACE_ONE
-    say(_decisions(file, table, ledger, _left_out(head, table.schema), owner, rows=table.rows if public else None))
+    say(
+        f"{_decisions(file, table, ledger, _left_out(head, table.schema), owner, rows=table.rows if public else None)} "
+        f"Its rows are in {rows}."
+    )
     return FileRows(table, ledger)
+
+
+def _require_centre(file: Path, request: ReleaseRequest, schema: object) -> None:
+    """Refuse a release of a file without a schema that would not know the centre of its columns."""
+    if schema is None and request.centre is None and "scale" not in request.chooses:
+        raise UsageError(
+            "Without a schema, cells of a file without a number count as the centre of their column, which must be "
+            f"known before rows are summed. Add {parameter('scale', 'private')}, with a clip norm in scaled units; or "
+            f"ingest the file ({step('ingest', file, 'ROWS')}), and release its rows."
+        )
 
 
 def _meaning(

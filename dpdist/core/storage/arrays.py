@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import google_crc32c
@@ -62,6 +63,8 @@ def require_format(store: Store, expected: str, otherwise: str) -> dict[str, Any
     attributes = attributes_of(store)
     if attributes is None and not store.exists():
         raise DataError(otherwise)
+    if attributes is None and isinstance(folder := store.address(), Path) and (folder / "ledger.sqlite").exists():
+        raise DataError(f"{store} is a ledger, a budget with its charges; {_KINDS[expected][0]} is needed here.")
     if attributes is None:  # the cure must not name it as an output: it may be the only copy of a table
         raise DataError(
             f"{store} holds no rows, release or model of dpdist, or it is damaged. If it is your own table, copy its "

@@ -99,7 +99,10 @@ def test_rows_that_are_known_again_are_left_to_the_budget_they_were_charged_to()
         pca(Budget("0.5", "1e-6"), budget_epsilon=10, name="third").fit(rows)  # both must suffice
     with pytest.raises(RefusedError, match="budget_epsilon="):
         pca(other, budget_epsilon="1.2", name="third").fit(rows)
-    with pytest.warns(UserWarning, match="released 2 times"):
+    again = Budget(10, "1e-6")  # a cell that declares its budget again continues it, with a limit as without
+    pca(again, budget_epsilon=20, name="cell").fit(rows)
+    assert "3 fits charged" in repr(again)
+    with pytest.warns(UserWarning, match="released 3 times"):
         pca(other, budget_epsilon=10, name="third").fit(rows)
     assert "1 fit charged" in repr(other)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import signal
 import threading
 import time
@@ -195,6 +196,16 @@ def test_a_fork_draws_and_returns_nothing_that_was_charged_before_it(
     assert b"Nothing was drawn" in in_fork(lambda: asked(budget=budget).fit(table()))
     assert b"forked" in in_fork(lambda: asked().fit(table()))
     assert asked(budget=budget).fit(table()).fresh_ is (dies_at != "nowhere")
+    declared = in_fork(lambda: asked(budget=Budget(1, "1e-6"), name="again").fit(table()))  # not continued there
+    assert b"without charging this budget" in declared
+
+
+def test_a_private_number_of_rows_is_in_no_refusal_under_the_other_relation() -> None:
+    asked(neighbours="add-remove").fit(table())
+    for more in ({"delta": "0.01"}, {"clip": "private", "epsilon": "0.01"}, {"clip": "auto", "scale": "private"}):
+        with pytest.raises(RefusedError, match="under add-remove") as refused:
+            asked(**more).fit(table())
+        assert str(len(table())) not in str(refused.value)
 
 
 def test_a_fork_in_which_the_process_has_its_old_number_is_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +286,8 @@ def test_of_two_fits_of_one_name_at_once_the_one_that_was_charged_is_drawn(
         found = list(pool.map(fit, ("replace-one", "add-remove")))
     assert len(register._fits) == 1
     assert str(register._fits[0].guarantee.neighbours) in found
-    assert sum("already used with other parameters" in text for text in found) == 1
+    refused = [re.search(r"already used with other parameters|cannot be added", text) for text in found]
+    assert refused.count(None) == 1
 
 
 def test_whatever_interrupts_a_charge_no_release_escapes_the_register(
