@@ -294,7 +294,8 @@ def test_python_has_the_same_in_one_call(folder: Path) -> None:
         dpdist.private_pca(frame, epsilon=1, person="id", max_rows=2)
     with pytest.raises(UsageError, match="Add scale='private'"):
         dpdist.private_pca("t.parquet", epsilon=1, delta=1e-6, clip=3)
-    complete = pd.DataFrame(np.random.default_rng(8).normal(size=(ROWS, 3)) * [2, 1, 1], columns=list("abc"))
+    normal = np.random.default_rng(8).normal(size=(ROWS + 9, 3))
+    complete = pd.DataFrame(normal + 2 * normal[:, :1], columns=list("abc"))
     by_norm = dpdist.private_pca(complete, epsilon=1, delta=1e-6, clip=9, centre="private", say=decisions.append)
     assert (by_norm.release_.bound.scale, "without a number" in decisions[-1]) == (None, False)
     assert dpdist.PrivatePCA(epsilon=1).fit(frame.fillna(0).to_numpy()[2:] + 1).release_.bound.scale is not None

@@ -45,7 +45,7 @@ from dpdist.core.progress import Steps
 from dpdist.core.release import archive, transaction
 from dpdist.core.release.artefact import FORMAT, Heading, Release, open_release
 from dpdist.core.release.attributes import Coverage, Stage
-from dpdist.core.release.plan import Plan, plan_of
+from dpdist.core.release.plan import Plan, plan_of, proved
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.release.transaction import ReleaseTransaction
 from dpdist.core.rows.bounding import RowBound
@@ -225,9 +225,7 @@ def _heading(
     """Return the public header of a release: request, guarantee, and n if it is public."""
     request = plan.request
     public = request.neighbours is Neighbours.REPLACE_ONE
-    claim = plan.moment.claim
-    if realised is not None and plan.guarantee is not None:
-        claim = plan.guarantee.loss
+    claim = plan.moment.claim if realised is None else proved(plan.guarantee).loss
     return Heading(
         mechanism=request.mechanism,
         names=names,

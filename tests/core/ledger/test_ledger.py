@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import stat
+import sys
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -194,3 +195,9 @@ def test_three_processes_together_spend_exactly_the_budget(place: LedgerAddress)
     ledger.verify()
     with pytest.raises(RefusedError):
         reserve(ledger, "one-more")
+
+
+def test_a_ledger_in_a_database_needs_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dpdist.core.ledger.postgresql", None)  # as without psycopg
+    with pytest.raises(UsageError, match=r"needs psycopg\. Install it"):
+        Ledger("postgresql+psycopg://somebody@127.0.0.1/budgets?ledger=people")
