@@ -217,7 +217,7 @@ def release_command(
 
         if ledger is not None:
             raise UsageError("The ledger of a file is next to it. Omit --ledger, or ingest the file first.")
-        _require_mean(request, table_options.schema)
+        _require_mean(request)
         budget = table_options.budget
         if budget is not None and table_options.budget_delta is None:
             budget = PrivacyLoss(budget.epsilon_micro, request.loss.delta_atto)
@@ -249,12 +249,13 @@ def release_command(
     answer(as_json, value, f"{described(outcome)}\n{found}".rstrip())
 
 
-def _require_mean(request: ReleaseRequest, schema: object) -> None:
+def _require_mean(request: ReleaseRequest) -> None:
     """Refuse a release of a file whose correlations could not be printed, before it is paid for."""
-    if schema is not None and not request.centred:
+    if not request.centred:
         raise UsageError(
-            "A release of a file prints correlations, which need a mean. Nothing was read or spent. Add --centre "
-            "private, which costs nothing; or ingest the file, and release its rows without a mean."
+            "A release of a file prints correlations, which need a mean. Nothing was read or spent. Add --scale "
+            "private or, if no cell is missing, --centre private, which costs nothing; or ingest the file, and release "
+            "its rows without a mean."
         )
 
 

@@ -78,9 +78,9 @@ def rows_of_file(
     first = rows_next_to(file)
     if target is not None and store_at(target).absolute() == store_at(first).absolute():
         raise UsageError(f"The rows of {file} are stored in {first}. Choose another name for the release.")
-    _require_centre(file, request, schema)
-    content = _content_of(file)
+    content, given = _content_of(file), schema
     schema, unit, head = _meaning(file, schema, header, owner)
+    _require_centre(file, request, schema if given is None else None)
     choices = Choices(header=header, schema=schema)
     identity = state_folder.identity_of(content, str(first.absolute()))
     # the names of the columns say whether the first line is a header, however that was decided
@@ -124,9 +124,9 @@ def rows_of_file(
     return FileRows(table, ledger)
 
 
-def _require_centre(file: Path, request: ReleaseRequest, schema: object) -> None:
-    """Refuse a release of a file without a schema that would not know the centre of its columns."""
-    if schema is None and request.centre is None and "scale" not in request.chooses:
+def _require_centre(file: Path, request: ReleaseRequest, decided: Schema | None) -> None:
+    """Refuse a release that would not know the centre of columns whose schema was decided here."""
+    if decided is not None and request.centre is None and "scale" not in request.chooses:
         raise UsageError(
             "Without a schema, cells of a file without a number count as the centre of their column, which must be "
             f"known before rows are summed. Add {parameter('scale', 'private')}, with a clip norm in scaled units; or "

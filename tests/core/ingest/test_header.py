@@ -64,7 +64,7 @@ def test_a_draft_of_text_never_guesses_that_a_first_line_holds_names(tmp_path: P
     (source / "t.csv").write_text(text)
     refusal = call("schema", source, draft)
     assert refusal.code == 4
-    assert f"dpdist schema {source} --header no (" in refusal.message
+    assert "or --header no (" in refusal.message
     assert not {"secretword", "Ann", "who"} & set(re.findall(r"\w+", refusal.message))
     assert not draft.exists()
     assert "--header no" in call("schema", source, draft, "--header", "no", "--json").json["next"]

@@ -151,7 +151,7 @@ def test_directions_of_noise_come_from_a_release_that_was_paid_for(here: Path, c
     assert asked(call, "none", "--for-reproduction", rows="plain.zarr", to="none.zarr").code == 0
     head = Ledger(here / "rows.ledger").head
     for other, reason in (("subspace", "released components, not a second moment"), ("none", "not private as claimed"),
-                          ("rows", "rows.zarr has format 'dpdist-rows/1'")):  # fmt: skip
+                          ("rows", "rows.zarr holds a table of private rows")):  # fmt: skip
         result = directed("third.zarr", f"{other}.zarr")
         assert result.code in {2, 4}
         assert reason in result.told
