@@ -197,7 +197,7 @@ def test_three_processes_together_spend_exactly_the_budget(place: LedgerAddress)
         reserve(ledger, "one-more")
 
 
-def test_a_ledger_in_a_database_needs_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_needs_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dpdist.core.ledger.postgresql", None)  # as without psycopg
     with pytest.raises(UsageError, match=r"needs psycopg\. Install it"):
         Ledger("postgresql+psycopg://somebody@127.0.0.1/budgets?ledger=people")
