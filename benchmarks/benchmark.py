@@ -52,7 +52,7 @@ import threadpoolctl  # noqa: E402
 
 from dpdist import PrivacyLoss, RowBound, open_rows  # noqa: E402
 from dpdist.core.moment import total  # noqa: E402
-from dpdist.core.moment.gram import Arithmetic, available, fastest, gram_sum, integer_rows  # noqa: E402
+from dpdist.core.moment.gram import Instructions, available, fastest, gram_sum, integer_rows  # noqa: E402
 from dpdist.core.moment.layout import layout_of  # noqa: E402
 from dpdist.core.moment.total import add_partials, complete, moment_task, partition_moment  # noqa: E402
 from dpdist.core.rows import bounding  # noqa: E402
@@ -157,10 +157,10 @@ def threaded_floor(rows: Rows) -> None:
         _ = rows.T @ rows
 
 
-def integers(bound: RowBound) -> Arithmetic | None:
+def integers(bound: RowBound) -> Instructions | None:
     """Return what multiplies 16-bit integers fastest here; None if nothing does, or rows of this bound are too long."""
     found = available()[0]
-    return None if found is Arithmetic.FLOAT64 or not integer_rows(bound.norm_bound, bound.largest) else found
+    return None if found is Instructions.FLOAT64 or not integer_rows(bound.norm_bound, bound.largest) else found
 
 
 def share_of_integer_floor(bound: RowBound, rows: int) -> None:
@@ -239,7 +239,7 @@ def ratio(seconds: list[float], floors: list[float]) -> float:
 
 def by_float64(task: total.MomentTask) -> None:
     """Sum with float64 instead of integers."""
-    with mock.patch.object(total, "gram_sum", lambda band, norm, *_: gram_sum(band, norm, Arithmetic.FLOAT64)):
+    with mock.patch.object(total, "gram_sum", lambda band, norm, *_: gram_sum(band, norm, Instructions.FLOAT64)):
         partition_moment(task)
 
 

@@ -32,7 +32,7 @@ import threadpoolctl  # noqa: E402 - OpenBLAS reads the environment when it is l
 from benchmarks.benchmark import KEY, Case, in_memory, machine, share_of_floor, write_rows  # noqa: E402
 from dpdist import RowBound  # noqa: E402
 from dpdist.core.moment import total  # noqa: E402
-from dpdist.core.moment.gram import Arithmetic, available, gram_sum  # noqa: E402
+from dpdist.core.moment.gram import Instructions, available, gram_sum  # noqa: E402
 from dpdist.core.moment.total import BoundedBlocks, moment_task, partition_moment  # noqa: E402
 
 ENTRIES = 16_000_000
@@ -48,7 +48,7 @@ REPEATS = 7
 
 
 def measured(columns: int, dtype: str, bits: int, longest: float, folder: Path) -> dict[str, Any]:
-    """Time one table: the floor, and then each arithmetic, over and over."""
+    """Time one table: the floor, and then each instructions, over and over."""
     case = Case(dtype, ENTRIES // columns, columns, 0.0)
     table = write_rows(case, folder / "rows.zarr", longest)
     bound = RowBound(columns, case.clip, bits)
@@ -60,13 +60,13 @@ def measured(columns: int, dtype: str, bits: int, longest: float, folder: Path) 
         begun = time.thread_time()
         share_of_floor(rows)
         seconds["floor"].append(time.thread_time() - begun)
-        for arithmetic in available():
+        for instructions in available():
             with mock.patch.object(
-                total, "gram_sum", lambda band, norm, _, largest, by=arithmetic: gram_sum(band, norm, by, largest)
+                total, "gram_sum", lambda band, norm, _, largest, by=instructions: gram_sum(band, norm, by, largest)
             ):
                 begun = time.thread_time()
                 found = partition_moment(task)
-                seconds[arithmetic.name].append(time.thread_time() - begun)
+                seconds[instructions.name].append(time.thread_time() - begun)
             sums.add(found.values.tobytes())
     if len(sums) != 1:
         raise AssertionError("every way to multiply gives the same integers")
@@ -82,7 +82,7 @@ def measured(columns: int, dtype: str, bits: int, longest: float, folder: Path) 
 
 
 def phases(task: total.MomentTask, whole: list[float]) -> dict[str, float]:
-    """Return nanoseconds for each entry by the fastest arithmetic: of reading, rounding and packing, and the rest."""
+    """Return nanoseconds for each entry by the fastest instructions: of reading, rounding and packing, and the rest."""
     entries = task.table.rows * task.table.columns
     read, packed = [], []
     for _ in range(REPEATS):
@@ -91,7 +91,7 @@ def phases(task: total.MomentTask, whole: list[float]) -> dict[str, float]:
         for _ in blocks.batches(total.stored_rows(task.table, sums.at_once)):
             pass
         read.append(time.thread_time() - begun)
-        if sums.arithmetic is Arithmetic.FLOAT64:
+        if sums.instructions is Instructions.FLOAT64:
             return {"read": min(read) / entries * 1e9, "all": min(whole) / entries * 1e9}
         sums._multiply = lambda *_: None  # type: ignore[attr-defined] # noqa: SLF001 - all but the products
         begun = time.thread_time()
@@ -116,7 +116,7 @@ def main() -> None:
             print(json.dumps({**found[-1], "floor": median(found[-1]["floor"])}), flush=True)
     about = machine()
     Path(f"{chosen.output}.json").write_text(json.dumps({"machine": about, "cases": found}, indent=1) + "\n", "utf-8")
-    names = [each.name for each in Arithmetic if each in available()]
+    names = [each.name for each in Instructions if each in available()]
     lines = [
         "Processor seconds of one core for the exact sum, over those of float64 BLAS for the same rows in memory:",
         f"medians of {REPEATS} pairs in turns. {about['processor']}, {', '.join(about['blas'])};",

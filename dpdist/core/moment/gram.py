@@ -44,7 +44,7 @@ _PANEL_BYTES = 256 << 10
 """Size of more pairs of narrow rows, a quarter of a second-level cache, because every call has an overhead."""
 
 
-class Arithmetic(Enum):
+class Instructions(Enum):
     """Instructions that multiply rows, the fastest first; the value is the required feature of the processor."""
 
     VNNI = "avx512vnni"
@@ -53,15 +53,17 @@ class Arithmetic(Enum):
 
 
 @cache
-def available() -> tuple[Arithmetic, ...]:
-    """Return the arithmetics of this processor, the fastest first."""
+def available() -> tuple[Instructions, ...]:
+    """Return the instructions of this processor, the fastest first."""
     try:
         from dpdist.core.machine_code import features  # noqa: PLC0415 - slow to import
     except ImportError:  # numba refuses a NumPy that is newer
-        return (Arithmetic.FLOAT64,)
+        return (Instructions.FLOAT64,)
     supported = features()
     return tuple(
-        arithmetic for arithmetic in Arithmetic if arithmetic is Arithmetic.FLOAT64 or arithmetic.value in supported
+        instructions
+        for instructions in Instructions
+        if instructions is Instructions.FLOAT64 or instructions.value in supported
     )
 
 
@@ -75,15 +77,15 @@ def integer_rows(norm_bound: int, largest: int | None = None) -> int:
     return max(2, _LARGEST_32 // norm_bound)
 
 
-def fastest(norm_bound: int, largest: int | None = None) -> Arithmetic:
-    """Return the fastest arithmetic on this processor, integer for narrow rows too: float64 must round them first."""
-    return available()[0] if integer_rows(norm_bound, largest) else Arithmetic.FLOAT64
+def fastest(norm_bound: int, largest: int | None = None) -> Instructions:
+    """Return the fastest instructions on this processor, integer for narrow rows too: float64 must round them first."""
+    return available()[0] if integer_rows(norm_bound, largest) else Instructions.FLOAT64
 
 
 class GramSum(ABC):
     """Exact sum of ``Z^T Z``, or of a band of its rows, over blocks."""
 
-    arithmetic = Arithmetic.FLOAT64
+    instructions = Instructions.FLOAT64
     at_once = 1  # rows that are multiplied together; float64 multiplies whole blocks
 
     @abstractmethod
@@ -100,13 +102,13 @@ class GramSum(ABC):
 
 
 def gram_sum(
-    band: Band, norm_bound: int, arithmetic: Arithmetic | None = None, largest: int | None = None
+    band: Band, norm_bound: int, instructions: Instructions | None = None, largest: int | None = None
 ) -> GramSum:  # fmt: skip
-    """Return a sum in some arithmetic, by default the fastest; the bounds are those of :func:`integer_rows`."""
-    arithmetic = arithmetic or fastest(norm_bound, largest)
-    if arithmetic is Arithmetic.FLOAT64:
+    """Return a sum in some instructions, by default the fastest; the bounds are those of :func:`integer_rows`."""
+    instructions = instructions or fastest(norm_bound, largest)
+    if instructions is Instructions.FLOAT64:
         return _Floats(band, 2**53 // norm_bound)
-    return _Integers(band, integer_rows(norm_bound, largest), arithmetic)
+    return _Integers(band, integer_rows(norm_bound, largest), instructions)
 
 
 class _Floats(GramSum):
@@ -155,14 +157,14 @@ class _Floats(GramSum):
 class _Integers(GramSum):
     """Multiplies 16-bit integers; rows of blocks are collected until they fill the panels."""
 
-    def __init__(self, band: Band, exact_rows: int, arithmetic: Arithmetic) -> None:
+    def __init__(self, band: Band, exact_rows: int, instructions: Instructions) -> None:
         from dpdist.core.machine_code import aligned_zeros  # noqa: PLC0415 - slow to import
         from dpdist.core.moment import kernel  # noqa: PLC0415
 
         if exact_rows < 2:
             raise ValueError("16-bit integers do not hold a row")
-        self.arithmetic, self._band = arithmetic, band
-        self._multiply = kernel.multiply_with(arithmetic.value)
+        self.instructions, self._band = instructions, band
+        self._multiply = kernel.multiply_with(instructions.value)
         self._pack = kernel.packing()
         panels = -(-band.width // kernel.PANEL)
         self._pairs = max(_PAIRS, _PANEL_BYTES // (4 * kernel.PANEL * panels))

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist.core.errors import DataError, DpdistError
-from dpdist.core.moment.gram import Arithmetic, gram_sum
+from dpdist.core.moment.gram import Instructions, gram_sum
 from dpdist.core.noise.entropy import SYSTEM
 from dpdist.core.rows.bounding import COMPILED_VALUES, RowBound
 from dpdist.core.rows.chunks import ChunkReader, Rows
@@ -137,9 +137,9 @@ def partition_moment(task: MomentTask) -> Partial[np.int64]:
 
 def _summed(task: MomentTask) -> Partial[np.int64]:
     """Sum one band of one partition without weights."""
-    arithmetic = None if worth_compiling(task.table) else Arithmetic.FLOAT64
-    sums = gram_sum(task.band, task.bound.norm_bound, arithmetic, task.bound.largest)
-    integers = sums.arithmetic is not Arithmetic.FLOAT64
+    instructions = None if worth_compiling(task.table) else Instructions.FLOAT64
+    sums = gram_sum(task.band, task.bound.norm_bound, instructions, task.bound.largest)
+    integers = sums.instructions is not Instructions.FLOAT64
     batch_rows = block_rows(task.table.rows, task.bound)
     if integers:  # rows are collected in panels anyway: keep batches in the cache
         batch_rows = min(batch_rows, piece_rows(task.bound.width))

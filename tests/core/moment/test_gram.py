@@ -15,14 +15,14 @@ from support.dithering import KEY
 from support.guarded import guarded
 
 from dpdist.core.moment import gram
-from dpdist.core.moment.gram import Arithmetic, available, fastest, gram_sum, integer_rows
+from dpdist.core.moment.gram import Instructions, available, fastest, gram_sum, integer_rows
 from dpdist.core.rows.bounding import RowBound
 from dpdist.core.rows.dither import Dithers
 from dpdist.core.triangle import Band, packed
 
 INTEGERS = [
     pytest.param(each, marks=pytest.mark.skipif(each not in available(), reason="another processor, or no numba"))
-    for each in (Arithmetic.VNNI, Arithmetic.AVX2)
+    for each in (Instructions.VNNI, Instructions.AVX2)
 ]
 
 
@@ -30,10 +30,14 @@ WHOLE = [10**6]
 
 
 def summed(
-    rows: npt.NDArray[np.float64], band: Band, norm_bound: int, arithmetic: Arithmetic | None, cuts: list[int] = WHOLE
+    rows: npt.NDArray[np.float64],
+    band: Band,
+    norm_bound: int,
+    instructions: Instructions | None,
+    cuts: list[int] = WHOLE,
 ) -> npt.NDArray[np.int64]:
     """Add rows in blocks of these lengths, over and over."""
-    sums, start = gram_sum(band, norm_bound, arithmetic), 0
+    sums, start = gram_sum(band, norm_bound, instructions), 0
     for length in itertools.cycle(cuts):
         sums.add(rows[start : start + length])
         start += length
@@ -66,27 +70,27 @@ def test_every_way_to_multiply_gives_the_same_integers(
     start, stop = sorted(min(int(share * bound.width), bound.width - 1) for share in part)
     for band in (Band.whole(bound.width), Band(start, stop + 1, bound.width)):
         expected = exact(z, band).tobytes()
-        for arithmetic in (None, *available()):
-            if arithmetic in {None, Arithmetic.FLOAT64} or integer_rows(bound.norm_bound):
-                assert summed(z, band, bound.norm_bound, arithmetic, cuts).tobytes() == expected
+        for instructions in (None, *available()):
+            if instructions in {None, Instructions.FLOAT64} or integer_rows(bound.norm_bound):
+                assert summed(z, band, bound.norm_bound, instructions, cuts).tobytes() == expected
 
 
-@pytest.mark.parametrize("arithmetic", INTEGERS)
+@pytest.mark.parametrize("instructions", INTEGERS)
 def test_tiles_of_every_width_touch_nothing_beyond_their_panels(
-    monkeypatch: pytest.MonkeyPatch, arithmetic: Arithmetic
+    monkeypatch: pytest.MonkeyPatch, instructions: Instructions
 ) -> None:
     monkeypatch.setattr("dpdist.core.machine_code.aligned_zeros", guarded)
     for width in (*range(1, 130), 200, 784):
         for start, stop in {(0, max(1, width - 6))} | {(s, min(width, s + 40)) for s in (0, width // 2, width - 1)}:
             band = Band(start, stop, width)
             z = np.random.default_rng(width).integers(-9, 10, (3, width)).astype(float)
-            sums = gram_sum(band, 81 * width, arithmetic)
+            sums = gram_sum(band, 81 * width, instructions)
             sums.add(z)
             for _ in range(2):  # asked again, it answers the same
                 assert np.array_equal(sums.total(), exact(z, band))
 
 
-@pytest.mark.skipif(Arithmetic.VNNI not in available(), reason="another processor, or no numba")
+@pytest.mark.skipif(Instructions.VNNI not in available(), reason="another processor, or no numba")
 @settings(max_examples=40)
 @given(
     rows=st.integers(1, 90), columns=st.integers(241, 330), cuts=CUTS, start=st.integers(0, 40),
@@ -104,10 +108,10 @@ def test_rows_that_8_bits_hold_among_others_have_the_same_sum(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dpdist.core.machine_code.aligned_zeros", guarded)
         norm_bound = int((z * z).sum(axis=1).max()) or 1
-        assert np.array_equal(summed(z, band, norm_bound, Arithmetic.VNNI, cuts), exact(z, band))
+        assert np.array_equal(summed(z, band, norm_bound, Instructions.VNNI, cuts), exact(z, band))
 
 
-@pytest.mark.skipif(Arithmetic.VNNI not in available(), reason="another processor, or no numba")
+@pytest.mark.skipif(Instructions.VNNI not in available(), reason="another processor, or no numba")
 @pytest.mark.parametrize("value", [-128, 127])
 def test_8_bits_are_exact_up_to_the_last_row_and_would_not_be_for_one_more(value: int) -> None:
     kernel = pytest.importorskip("dpdist.core.moment.kernel")
@@ -129,38 +133,38 @@ def test_8_bits_are_exact_up_to_the_last_row_and_would_not_be_for_one_more(value
         assert total(last + 1, last + 1) == -(2**31)  # the twin that adds one row too many at once
 
 
-@pytest.mark.parametrize("arithmetic", INTEGERS)
+@pytest.mark.parametrize("instructions", INTEGERS)
 @settings(max_examples=25)
 @given(
     rows=st.integers(1, 700), columns=st.integers(1, 60), bits=st.sampled_from([12, 13, 14]), largest=st.floats(0, 1),
     heavy=st.sampled_from([0.0, 0.01, 0.5, 1.0]), begin=st.floats(0, 1), one=st.floats(0, 1), seed=SEEDS,
 )  # fmt: skip
 def test_no_more_rows_are_added_at_once_than_their_own_columns_allow(
-    arithmetic: Arithmetic, rows: int, columns: int, bits: int, largest: float, heavy: float, begin: float, one: float,
-    seed: int,
+    instructions: Instructions, rows: int, columns: int, bits: int, largest: float, heavy: float, begin: float,
+    one: float, seed: int,
 ) -> None:  # fmt: skip
     rng = np.random.default_rng(seed)
     z = rng.integers(-1, 2, (rows, columns)) * np.trunc(2.0**bits * largest / np.sqrt(columns))
     full = np.flatnonzero((rng.random(rows) < heavy) & (np.arange(rows) >= begin * rows))
     z[full] = 0  # one column has all their norm
     z[full, int(one * (columns - 1))] = rng.choice([-(2.0**bits), 2.0**bits], full.size)
-    assert np.array_equal(summed(z, Band.whole(columns), 4**bits, arithmetic), exact(z, Band.whole(columns)))
+    assert np.array_equal(summed(z, Band.whole(columns), 4**bits, instructions), exact(z, Band.whole(columns)))
 
 
-@pytest.mark.parametrize("arithmetic", INTEGERS)
-def test_of_two_panels_the_one_with_the_longer_column_decides(arithmetic: Arithmetic) -> None:
+@pytest.mark.parametrize("instructions", INTEGERS)
+def test_of_two_panels_the_one_with_the_longer_column_decides(instructions: Instructions) -> None:
     # 64 rows fit by the squares of the shorter column; their products with the longer one sum to twice 2^31
     for width in (54, 70, 130):
         for longer, shorter in itertools.product(range(3, width, 16), range(5, width, 16)):
             z, band = np.zeros((200, width)), Band.whole(width)
             z[:, longer], z[:, shorter] = 12_000, 5600
-            assert np.array_equal(summed(z, band, 4**14, arithmetic), exact(z, band)), (longer, shorter)
+            assert np.array_equal(summed(z, band, 4**14, instructions), exact(z, band)), (longer, shorter)
 
 
-@pytest.mark.parametrize("arithmetic", INTEGERS)
+@pytest.mark.parametrize("instructions", INTEGERS)
 @pytest.mark.parametrize("column", [0, 37, 53])
 def test_squares_of_a_column_are_exact_up_to_the_last_unit_and_would_not_be_for_one_more(
-    arithmetic: Arithmetic, column: int
+    instructions: Instructions, column: int
 ) -> None:
     # 2^31 - 1 as a sum of squares of 15 bits, in rows that are far apart, both of pairs and alone
     z = np.zeros((200, 54))
@@ -174,7 +178,7 @@ def test_squares_of_a_column_are_exact_up_to_the_last_unit_and_would_not_be_for_
     assert (z * z).sum() == 2**31 - 1
 
     def total(rows: npt.NDArray[np.float64], always: int) -> int:
-        sums = gram._Integers(Band.whole(54), 2 * always, arithmetic)
+        sums = gram._Integers(Band.whole(54), 2 * always, instructions)
         sums.add(rows)
         return int(sums.total()[Band.whole(54).entries - (54 - column) * (55 - column) // 2])
 
@@ -182,15 +186,15 @@ def test_squares_of_a_column_are_exact_up_to_the_last_unit_and_would_not_be_for_
     assert total(beyond, 128) == -(2**31)  # the twin that trusts a bound which the rows do not keep
 
 
-@pytest.mark.parametrize("arithmetic", INTEGERS)
-def test_what_16_bits_do_not_hold_is_not_multiplied_as_such(arithmetic: Arithmetic) -> None:
+@pytest.mark.parametrize("instructions", INTEGERS)
+def test_what_16_bits_do_not_hold_is_not_multiplied_as_such(instructions: Instructions) -> None:
     largest = (2**15 - 1) ** 2
-    sums = gram_sum(Band.whole(2), largest, arithmetic)
+    sums = gram_sum(Band.whole(2), largest, instructions)
     sums.add(np.array([[2.0**15 - 1, 0], [0, 1 - 2.0**15], [3, 4]]))
     assert sums.total().tolist() == [largest + 9, 12, largest + 16]
     with pytest.raises(ValueError, match="16-bit"):
-        gram_sum(Band.whole(2), 2**30, arithmetic)
-    sums = gram_sum(Band.whole(2), 2**30, arithmetic, 2**15 - 1)  # of which 32 bits always hold two
+        gram_sum(Band.whole(2), 2**30, instructions)
+    sums = gram_sum(Band.whole(2), 2**30, instructions, 2**15 - 1)  # of which 32 bits always hold two
     sums.add(np.array([[2.0**15 - 1, 0], [0, 1 - 2.0**15]] * 5))
     assert sums.total().tolist() == [5 * largest, 0, 5 * largest]
 
@@ -198,19 +202,19 @@ def test_what_16_bits_do_not_hold_is_not_multiplied_as_such(arithmetic: Arithmet
 def test_bits_decide_what_multiplies_and_no_row_does() -> None:
     assert [fastest(4**bits) for bits in (2, 12, 14)] == [available()[0]] * 3
     assert fastest(4**14 + 4**14) is available()[0]  # with the constant of private centring
-    assert {fastest(4**bits) for bits in (15, 16, 24)} == {Arithmetic.FLOAT64}
+    assert {fastest(4**bits) for bits in (15, 16, 24)} == {Instructions.FLOAT64}
     bounds = [RowBound(100, 1.0, bits, constant=2 ** (bits - 1)) for bits in (15, 16)]
     found = [fastest(bound.norm_bound, bound.largest) for bound in bounds]
-    assert found == [available()[0], Arithmetic.FLOAT64]  # no entry is 2^15
+    assert found == [available()[0], Instructions.FLOAT64]  # no entry is 2^15
     assert [RowBound(100, 1.0, 15, constant=c).largest for c in (0, 2**15)] == [2**15 - 1, 2**15]
 
 
 def test_without_numba_or_such_a_processor_float64_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
     machine_code = pytest.importorskip("dpdist.core.machine_code")
     monkeypatch.setattr(machine_code, "features", lambda: {"sse2", "avx"})
-    assert available.__wrapped__() == (Arithmetic.FLOAT64,)
+    assert available.__wrapped__() == (Instructions.FLOAT64,)
     monkeypatch.setitem(sys.modules, "dpdist.core.machine_code", None)
-    assert available.__wrapped__() == (Arithmetic.FLOAT64,)
+    assert available.__wrapped__() == (Instructions.FLOAT64,)
 
 
 @pytest.mark.parametrize("bits", [16, 20, 24])

@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 from support.dithering import KEY
 from support.guarded import guarded
 
-from dpdist.core.moment.gram import Arithmetic, available
+from dpdist.core.moment.gram import Instructions, available
 from dpdist.core.rows.dither import Affine, Dithering, Dithers
 from dpdist.core.triangle import packed
 
 kernel = pytest.importorskip("dpdist.core.rows.dither_kernel")
 DTYPES = ["f4", "f8", "u1", "f2", "u8", ">f4"]
 """Three types that are read as stored, each compiled, and some that NumPy converts to float64."""
-PACKS = pytest.mark.skipif(Arithmetic.AVX2 not in available(), reason="a processor of another kind, or no numba")
+PACKS = pytest.mark.skipif(Instructions.AVX2 not in available(), reason="a processor of another kind, or no numba")
 
 
 def hostile_rows(count: int, columns: int, dtype: str, seed: int) -> npt.NDArray[Any]:
