@@ -1,9 +1,9 @@
 """The share of clipped rows and the error of rounding of a release: post-processing of public numbers.
 
-**Clipping.** Rows longer than C' are clipped to it: the clip norm C, or slightly less to leave room for rounding
-(``RowBound.shortened_norm``). A clipped row adds C'² to the trace of the exact second moment. So the mean squared norm
-over C'², m, is at least the share of clipped rows. The released trace gives m, free of charge, if n is public or was
-released with the mean.
+**Clipping.** Only the numbers of a row are clipped: to the norm C' (``RowBound.numbers_norm``), beside categories and
+booleans of known norm. A clipped row adds C'² to the trace of the exact second moment of the numbers. So their mean
+squared norm over C'², m, is at least the share of clipped rows. The released trace gives m, free of charge, if n is
+public or was released with the mean.
 
 The trace does not show whether rows were clipped or had this norm already: rows about zero may all have the same norm.
 For rows about a centre (14 tables, in their own units and standardised, clipped at 19 quantiles of their norms), the
@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dpdist.answers.noise_edge import CONFIDENCE, law_of
+from dpdist.answers.skewed import skewed_message
 from dpdist.core.mechanisms.counts import noise_from_json
 from dpdist.core.mechanisms.noise_law import Noise
 from dpdist.core.naming import step
@@ -100,7 +101,8 @@ def described(outcome: Outcome) -> str:
     release = outcome.release
     if release.weights or not release.private_as_claimed:  # both are known for equal weights only
         return outcome.describe()
-    return f"{outcome.describe()} {clipped_rows(release).warning()}{warning(release)}".rstrip()
+    said = outcome.describe(), f"{clipped_rows(release).warning()}{warning(release)}".strip(), skewed_message(release)
+    return " ".join(filter(None, said))
 
 
 _FAR = 3.0
@@ -128,6 +130,7 @@ class ClippedRows:
     dropping: tuple[str, ...] = ()  # columns whose missing values replace the row by the centre
     centring: bool = False  # missing cells count as the centre
     about: str = ""  # what the values are about if neither a mean nor a centre is known
+    beside: bool = False  # only numbers were clipped, beside categories
 
     @property
     def nearly_all(self) -> bool | None:
@@ -178,16 +181,18 @@ class ClippedRows:
         if self.share is None or self.error is None or self.longest is not None:
             return ""
         if self.nearly_all:
+            rows = "THE NUMBERS OF NEARLY EVERY ROW WERE" if self.beside else "NEARLY EVERY ROW WAS"
             return (
-                f"NEARLY EVERY ROW WAS CLIPPED to norm {rounded_norm(self.norm)}, or already had this norm, like "
+                f"{rows} CLIPPED to norm {rounded_norm(self.norm)}, or already had this norm, like "
                 f"normalised rows: the mean squared norm is {100 * self.share:.4g} % of its square, with an error of "
                 f"at most {100 * self.error:.2g} %. Variances of the original rows may be larger by any factor. Choose "
                 f"the clip norm privately ({step('bound')}) and release again."
             )
         few = self.most is not None and self.most < 1 / 3
         if not self.centred and not few and self.error <= _LARGEST_ERROR and self.share - self.error >= _MOSTLY:
+            rows = "The numbers of most rows" if self.beside else "Most rows"
             return (
-                f"Most rows may have been clipped to norm {rounded_norm(self.norm)}, or are nearly as long: the mean "
+                f"{rows} may have been clipped to norm {rounded_norm(self.norm)}, or are nearly as long: the mean "
                 f"squared norm is {100 * self.share:.3g} % of its square. If they were clipped, slopes, correlations "
                 f"and components of the original rows may be outside the intervals. A larger clip norm would show "
                 f"which ({step('bound')})."
@@ -195,8 +200,9 @@ class ClippedRows:
         if not self.guess or few or self.share - self.error < _WARN_FROM:
             return ""
         rows = f"{self.guess[0].upper()}{self.guess[1:]} of the rows{self._bound and f', {self._bound},'}"
+        rows += " had their numbers" if self.beside else " were"
         return (
-            f"{rows} were clipped to norm {rounded_norm(self.norm)}. The original rows have larger variances, and "
+            f"{rows} clipped to norm {rounded_norm(self.norm)}. The original rows have larger variances, and "
             "their slopes and components may be outside the intervals."
         )
 
@@ -207,7 +213,8 @@ class ClippedRows:
 
     def describe(self) -> str:
         """Return a description of the rows, as part of a sentence with a result."""
-        text = f"of rows clipped to norm {rounded_norm(self.norm)} ({self.clipped})"
+        what = "rows with numbers" if self.beside else "rows"
+        text = f"of {what} clipped to norm {rounded_norm(self.norm)} ({self.clipped})"
         text += f", about {self.about}, as no mean was released" if self.about else ""
         text += ", with missing cells at the centre, which weakens correlations and slopes" if self.centring else ""
         return f"{text}, with rows without {listed(self.dropping)} replaced by the centre" if self.dropping else text
@@ -222,15 +229,16 @@ def trace_deviation(noise: Noise, columns: int) -> float:
 def clipped_rows(release: Release) -> ClippedRows:
     """Return the norms of the rows as known from the diagonal of a release."""
     bound, noise = release.bound, release.noise
-    d, norm = bound.columns, bound.shortened_norm
-    longest, most, centred = _schema_norm(release), _longer_share(release), bound.centre is not None
-    schema = release.schema
+    numbers, norm = bound.numbers or range(bound.columns), bound.numbers_norm or bound.shortened_norm
+    d, centre = len(numbers), bound.centre or (0.0,) * bound.columns
+    longest, most, centred = _schema_norm(release), _longer_share(release), any(centre[place] for place in numbers)
+    schema, beside = release.schema, bool(bound.whole) and d < bound.columns
     dropping, centring = ((), False) if schema is None else (schema.dropping, bool(schema.centring))
     rows = None if release.subspace is not None or release.weights else release.row_count
     if rows is None or rows <= 0 or noise.variance_diagonal is None:
-        return ClippedRows(norm, None, None, most, longest, centred, dropping, centring, origin_of(release))
+        return ClippedRows(norm, None, None, most, longest, centred, dropping, centring, origin_of(release), beside)
     largest = rows * norm**2
-    trace = float(release.moment_diagonal.sum()) - d * noise.mean_diagonal * bound.unit**2
+    trace = float(release.moment_diagonal[list(numbers)].sum()) - d * noise.mean_diagonal * bound.unit**2
     deviation = trace_deviation(noise, d) * bound.unit**2
     # of 2 x.e + |e|²: rounding has no bias on the trace
     grid = _FAR * math.sqrt(rows * (4**bound.grid_bits + 3 * d / 16)) * bound.unit**2 / largest
@@ -240,7 +248,7 @@ def clipped_rows(release: Release) -> ClippedRows:
     by_trace = min(1.0, max(0.0, share + error))
     return ClippedRows(
         norm, share, error, by_trace if most is None else min(most, by_trace), longest, centred, dropping, centring,
-        origin_of(release),
+        origin_of(release), beside,
     )  # fmt: skip
 
 
@@ -261,9 +269,13 @@ def _deviation_of_rows(release: Release) -> float:
 def _schema_norm(release: Release) -> float | None:
     """Return the largest norm permitted by the schema, if it is at most the one that rows are clipped to."""
     bound, schema = release.bound, release.schema
-    if bound.centre is not None or bound.scale is not None or schema is None or schema.norm is None:
+    if not bound.numbers:
+        return bound.whole_norm
+    if schema is None or schema.numbers_norm is None:
         return None
-    return schema.norm if schema.norm <= bound.shortened_norm else None
+    shifts, scales = bound.input_units
+    shifted = any(shifts[place] or scales[place] != 1 for place in bound.numbers)
+    return None if shifted or schema.numbers_norm > bound.numbers_norm else schema.numbers_norm
 
 
 def _longer_share(release: Release) -> float | None:
@@ -274,7 +286,7 @@ def _longer_share(release: Release) -> float | None:
         return None
     counts, noise = answer["counts"], noise_from_json(answer["noise"])
     bins = len(counts)
-    first = bisect_right(answer["edges"], release.bound.shortened_norm)  # from the bin of the clip norm on
+    first = bisect_right(answer["edges"], release.bound.numbers_norm)  # from the bin of the clip norm on
     weight = 0.0 if release.rows is None else (bins - first) / bins  # a public n removes part of the noise
     rows = sum(counts[first:]) - weight * (sum(counts) - (release.rows or 0))
     deviation = math.sqrt(noise.variance * (bins - first) * (1 - weight))

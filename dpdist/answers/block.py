@@ -229,7 +229,7 @@ def source_units(release: Release) -> tuple[Matrix, Matrix]:
     """Return centre and scale, (d,) each: ``centre + scale * row`` is in the units of the source.
 
     Without a schema they are ``release.bound.input_units``. Categories and indicators of missing values are 0 or 1; a
-    date counts its unit from its origin.
+    date counts its unit from its origin; a column with a transform is in units of that.
     """
     centre, scale = release.bound.input_units
     if release.schema is None:
@@ -241,7 +241,7 @@ def source_units(release: Release) -> tuple[Matrix, Matrix]:
             i = index.get(name)
             if i is None or affine is None:
                 continue
-            is_value = name == column.name or column.one_hot
+            is_value = name == column.value_name or column.one_hot
             factor = affine.factor if is_value else float(column.weight or 1)
             centre[i] = (affine.shift if is_value else 0.0) + centre[i] / factor
             scale[i] /= factor

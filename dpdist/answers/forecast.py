@@ -31,6 +31,7 @@ from dpdist.core.release.clip_trade import Trade, trades
 from dpdist.core.release.plan import Dimensions, Plan, calibrated, planned, require_known_norm
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.rows.rounding import spectral_error
+from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.units import Unit
 
 GOOD = 0.9
@@ -112,7 +113,7 @@ class Forecast:
     @property
     def largest(self) -> float:
         """C², the largest squared norm of a row."""
-        return self.plan.bound.clip_norm**2
+        return self.plan.bound.row_norm**2
 
     @property
     def rounding_share(self) -> float:
@@ -187,6 +188,7 @@ def forecast_release(
     *,
     max_rows: int = 1,
     max_periods: int | None = None,
+    schema: Schema | None = None,
 ) -> Forecast:
     """Forecast the noise of a release and the components above it, at no cost.
 
@@ -213,6 +215,9 @@ def forecast_release(
     max_periods : int or None, default None
         Largest number of periods with rows of one privacy unit, from 1 to 4096, for ``gaussian`` only. The forecast is
         then for the release of one period with ``rows`` rows.
+
+    schema : Schema, default None
+        The schema of the rows: beside numbers of a clip norm, its categories and booleans have their own norm.
 
     Returns
     -------
@@ -255,9 +260,9 @@ def forecast_release(
     counted = person.counted_once
     public = rows if request.neighbours is Neighbours.REPLACE_ONE else None
     require_known_norm(request)
-    plan = planned(request, Dimensions(columns, public, counted, counted))
+    plan = planned(request, Dimensions(columns, public, counted, counted, schema))
     bound = plan.bound
-    largest = bound.clip_norm**2
+    largest = bound.row_norm**2
     if len(spectrum) > columns or any(v <= 0 for v in spectrum) or sum(spectrum) > largest * (1 + 1e-9):
         raise UsageError(
             f"The guessed spectrum has too many numbers, one that is not positive, or too large a sum. Pass at most "
@@ -308,7 +313,7 @@ def _needed(plan: Plan, rows: int, threshold: float) -> str:
     # columns with a private scale and clip ``auto`` have a third of C² as their whole variance
     request = plan.request
     scaled = request.scale == "private" and request.clip_norm == "auto"
-    largest = plan.bound.clip_norm**2 / (3 if scaled else 1)
+    largest = plan.bound.row_norm**2 / (3 if scaled else 1)
     if threshold <= largest:
         return ""
     enough, micro, excess = "", plan.loss.epsilon_micro, threshold / largest

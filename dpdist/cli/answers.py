@@ -192,6 +192,11 @@ def about_rows(model: Synthetic, release: Release) -> str:
             f" The noise puts their covariance about {100 * model.distance:.2g} % off (Frobenius norm, units of the "
             "clip norm); their sampling error comes on top."
         )
+    if any(model.transformed):
+        message = (
+            "They reproduce means, variances and correlations of the rows, of a column with a transform those of its "
+            "transformed numbers, and nothing else."
+        ) + message.partition("nothing else.")[2]
     kinds = set() if release.schema is None else {column.kind for column in release.schema.columns}
     if kinds & {"category", "boolean"}:
         message += " Columns of categories and booleans contain real numbers around the share of ones, not 0 and 1."

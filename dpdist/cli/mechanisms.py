@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
@@ -17,13 +17,13 @@ from dpdist.core.ingest.registered import open_rows
 from dpdist.core.ledger.address import absolute
 from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.mechanisms.registry import MECHANISMS, RECOMMENDED, list_mechanisms
-from dpdist.core.moment.histograms import ColumnCounting, grids_of_numbers
+from dpdist.core.moment.histograms import ColumnCounting
 from dpdist.core.options import RequestOptions
 from dpdist.core.pipeline.budget import ledger_place
 from dpdist.core.privacy.guarantee import Neighbours
 from dpdist.core.release.advice import choice_refused
 from dpdist.core.release.parse import numbers_from, request_from
-from dpdist.core.release.plan import Dimensions, with_norm_of
+from dpdist.core.release.plan import Dimensions, planned, with_norm_of
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.release.stages import require_seen
 from dpdist.core.rows.dataset import RowsTable
@@ -91,14 +91,14 @@ def _described(
     return columns, rows, 1 if max_rows is None else max_rows, max_periods, schema
 
 
-def _refused(request: ReleaseRequest, columns: int, rows: int, max_rows: int) -> str | None:
+def _refused(request: ReleaseRequest, size: Dimensions, rows: int, max_rows: int) -> str | None:
     """Return why too few rows would make the release be refused, or None."""
     if "scale" in request.chooses:
         try:
-            require_seen(request, ColumnCounting(grids_of_numbers(columns)), rows, max_rows)
+            require_seen(request, ColumnCounting.of_numbers(size.numbers), rows, max_rows)
         except RefusedError as error:
             return str(error).replace(" Nothing was spent.", "")
-    return choice_refused(request, columns, rows, max_rows)
+    return choice_refused(request, size.columns, rows, max_rows)
 
 
 _REQUEST_NAMES = {"neighbours", "mechanism", "centre", "scale", "scale_share", "grid_bits", "rows_at_most", "options"}
@@ -152,19 +152,22 @@ def forecast_command(
             ) from None
         raise
     public = rows if request.neighbours is Neighbours.REPLACE_ONE else None
-    request = with_norm_of(schema, request, Dimensions(columns, public, max_rows))
+    size = Dimensions(columns, public, max_rows, schema=schema)
+    request = with_norm_of(schema, request, size)
     if request.mechanism in ORBITS:
         if plot is not None or norms or max_rows != 1 or max_periods is not None:
             raise UsageError(
                 f"The forecast of {request.mechanism} does not support --plot, --norms, --max-rows and "
                 "--max-periods. Omit them."
             )
+        request = replace(request, clip_norm=planned(request, size).bound.row_norm)
         orbit = forecast_orbit(request, columns, rows, numbers_from(spectrum, "--spectrum") if spectrum else ())
         answer(as_json, orbit.to_json(), text.orbit_forecast(orbit))
         return
     result = forecast_release(
         request, columns, rows, numbers_from(spectrum, "--spectrum") if spectrum else (),
         numbers_from(norms, "--norms") if norms else (), max_rows=max_rows, max_periods=max_periods,
+        schema=schema,
     )  # fmt: skip
     if plot is not None:
         draw_forecast(result, plot)
@@ -173,7 +176,7 @@ def forecast_command(
     if request.chooses:
         value["parts"] = result.plan.parts_json()
         message += f"\n\n{text.parts(result.plan)}"
-        value["refused"] = refused = _refused(request, columns, rows, once)
+        value["refused"] = refused = _refused(request, size, rows, once)
         message += "" if refused is None else "\n" + wrapped(f"THE RELEASE WOULD BE REFUSED. {refused}")
     answer(as_json, value, message)
 

@@ -196,7 +196,7 @@ class _NextRun:
             return None
         if self.table is not None:
             return plan_of(request, self.table)
-        return plan_of_series(request, self.columns, self.max_rows)
+        return plan_of_series(request, self.columns, self.max_rows, self.job.choices.schema)
 
     def releases(self) -> list[tuple[str, Charge]]:
         """Return the planned charges, each with its periods, except for the scale of periods."""
@@ -210,7 +210,8 @@ class _NextRun:
             if self.record is not None and self.record.state is not State.ABORTED:
                 return []
             _require_small_delta(job, table.rows)
-        plan = planned(job.request, Dimensions(self.columns, changed_rows=self.max_rows))
+        schema = job.choices.schema if table is None else table.schema
+        plan = planned(job.request, Dimensions(self.columns, changed_rows=self.max_rows, schema=schema))
         return [("the whole table", Charge(_require_private(plan.guarantee)))]
 
     def _of_periods(self) -> list[tuple[str, Charge]]:
@@ -339,11 +340,12 @@ def _person_noise(job: Job, columns: int | None, charges: list[Charge]) -> Perso
         counted.add(rows)
         if columns is not None:
             request = replace(without_choices(job.request), loss=loss)
+            size = Dimensions(columns, changed_rows=rows * max(weights, default=1), schema=job.choices.schema)
             if job.request.clip_norm == "auto":
-                request = replace(request, clip_norm=auto_clip(columns))
+                request = replace(request, clip_norm=auto_clip(size.numbers))
             elif job.request.clip_norm == "schema":
-                request = with_norm_of(job.choices.schema, request, Dimensions(columns))
-            planned_release = planned(request, Dimensions(columns, changed_rows=rows * max(weights, default=1)))
+                request = with_norm_of(size.schema, request, size)
+            planned_release = planned(request, size)
             variance = planned_release.moment.noise.variance_off_diagonal
             if variance is not None:
                 deviations.append(variance**0.5 * planned_release.bound.unit**2)

@@ -17,7 +17,7 @@ from dpdist.core.paths import local
 from dpdist.core.privacy import checks
 from dpdist.core.release.artefact import Release, open_release
 from dpdist.core.release.combine import combined, estimated, last_periods, next_total, write_sum
-from dpdist.core.release.plan import bound_of, proved
+from dpdist.core.release.plan import Dimensions, bound_of, proved
 from dpdist.core.release.series import Node, PeriodSum, Toeplitz, Tree, total_of, variance_factor
 from dpdist.core.rows.bounding import RowBound
 from dpdist.core.storage.atomic import make_public_folder
@@ -75,7 +75,7 @@ def total_reads(job: Job, columns: int | None, count: int) -> TotalReads:
     """Return the files opened for the total of ``count`` periods."""
     releases, size = opened(job.plan, count, job.window), None
     if columns is not None:
-        width = bound_of(job.request, columns, RowBound.grid_bits).width
+        width = bound_of(job.request, Dimensions(columns), RowBound.grid_bits).width
         size = releases * _ENTRY_BYTES * width**2
     return TotalReads(count, releases, size)
 

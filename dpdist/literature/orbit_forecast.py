@@ -239,7 +239,7 @@ def forecast_orbit(request: ReleaseRequest, columns: int, rows: int, spectrum: S
     require_known_norm(request)
     plan = planned(request, Dimensions(columns, rows if request.neighbours is Neighbours.REPLACE_ONE else None))
     bound = plan.bound
-    largest = bound.clip_norm**2
+    largest = bound.row_norm**2
     guessed = np.array(spectrum, dtype=np.float64)
     if (
         not 1 <= guessed.size <= columns

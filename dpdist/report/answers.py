@@ -12,7 +12,7 @@ from dpdist.answers.bias import clipped_rows, origin_of
 from dpdist.answers.regression import Estimate, Regression
 from dpdist.core.naming import parameter
 from dpdist.core.release.artefact import Release
-from dpdist.core.text import counted, listed, wrapped
+from dpdist.core.text import counted, exactly, listed, wrapped
 from dpdist.report.text import aligned
 
 
@@ -100,8 +100,24 @@ def regression(result: Regression, release: Release) -> str:
         wrapped(last),
         *([wrapped(BELOW_NOISE)] if result.drowned else []),
         *([wrapped(_unknown(result))] if result.unknown else []),
+        *([wrapped(said)] if (said := _of_transform(result.target, release)) else []),
         wrapped(_ridge(result)),
     ])  # fmt: skip
+
+
+def _of_transform(target: str, release: Release) -> str:
+    """Return what a fit of a transformed target says about its numbers; empty for any other target."""
+    columns = () if release.schema is None else release.schema.columns
+    column = next((column for column in columns if column.transform is not None and column.value_name == target), None)
+    if column is None:
+        return ""
+    back = "the hyperbolic sine of a fit" if column.transform == "asinh" else "exp of a fit, less 1"
+    if column.transform == "log" and column.low:
+        back += f", {'plus' if column.low > 0 else 'minus'} {exactly(abs(column.low))},"
+    return (
+        f"{target} is a transform of {column.name}: {back} is the median of {column.name} where errors are symmetric, "
+        "not its mean."
+    )
 
 
 def centre_name(release: Release) -> str:

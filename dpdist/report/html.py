@@ -143,7 +143,7 @@ def _noise(release: Release) -> Facts:
         if count is not None and count > 0:
             text += Markup("; {} per row").format(number(deviation / count))
         facts.append(("standard deviation", text))
-    grid = Markup("Euclidean norm {}, on a grid of {}").format(exactly(bound.clip_norm), number(bound.unit))
+    grid = Markup("Euclidean norm {}, on a grid of {}").format(exactly(bound.row_norm), number(bound.unit))
     facts += [("calibrated to", info.sensitivity), ("rows bounded to", grid)]
     if stage := stage_words(release).strip():
         facts.append(("stage", stage))

@@ -130,7 +130,7 @@ def card_of(release: Release, ledger: LedgerStatement | None = None) -> dict[str
         "rows": {
             "n": release.rows,
             "columns": list(release.names),
-            "clip_norm": release.bound.clip_norm,
+            "clip_norm": release.bound.row_norm,
             "unit": None if unit is None else unit.column,
             "max_rows": None if unit is None else unit.max_rows,
             "tables": sorted({extent.dataset for extent in release.extents}),

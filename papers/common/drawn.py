@@ -91,10 +91,8 @@ def drawn(
     asked = ReleaseRequest(
         mechanism, PrivacyLoss.parse(epsilon, delta), clip, neighbours, centring=centring, **{"grid_bits": 16} | request
     )
-    bound, calibrated = (
-        planned(asked, Dimensions(rows.shape[1])).bound,
-        planned(asked, Dimensions(rows.shape[1])).moment,
-    )
+    plan = planned(asked, Dimensions(rows.shape[1], schema=schema))
+    bound, calibrated = plan.bound, plan.moment
     bounded = bound.apply(rows, np.empty((len(rows), bound.width)), Dithers(DitherKey(bytes(32)), 0))
     lattice = np.rint(bounded.T @ bounded).astype(np.int64)
     called = tuple(names) if names else tuple(f"c{i}" for i in range(rows.shape[1]))

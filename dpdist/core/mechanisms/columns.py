@@ -20,7 +20,8 @@ of values is irrelevant: a value falls into one bin, whichever it is.
 **Theorem.** With noise calibrated to these sensitivities, the release is mu-GDP and (epsilon, delta)-private for
 Gaussian noise and epsilon-private for discrete Laplace noise (proof: :mod:`dpdist.core.mechanisms.counts`). ∎
 
-**Grids**, public. A column with a public range has 64 equal bins over it, and one on either side. Any other column has
+**Grids**, public. A column with a public range has 64 equal bins over it, and one on either side. The logarithms of a
+column with a transform and no range have bins of .1 from 0 to 40, or from -40 to 40. Any other column has
 a signed logarithmic grid: four bins per octave from 2^-10 to 2^20 for both signs, one bin around 0, and one at each
 end.
 
@@ -93,10 +94,10 @@ GRID: dict[str, Any] = {
 
 
 @lru_cache(maxsize=4096)
-def _edges(ends: tuple[float, float] | None) -> tuple[float, ...]:
+def _edges(ends: tuple[float, float] | None, steps: int) -> tuple[float, ...]:
     if ends is not None:
         low, high = ends
-        return (*(low + (high - low) * (i / _LINEAR) for i in range(_LINEAR)), high)
+        return (*(low + (high - low) * (i / steps) for i in range(steps)), high)
     positive = [
         math.ldexp(_ROOTS[i % _PER_OCTAVE], i // _PER_OCTAVE)
         for i in range(_LOWEST * _PER_OCTAVE, _HIGHEST * _PER_OCTAVE + 1)
@@ -109,17 +110,18 @@ class Grid:
     """The public bins of one column: bin i is the half-open interval from edge i - 1 to edge i."""
 
     ends: tuple[float, float] | None = None
+    steps: int = _LINEAR
 
     @classmethod
-    def of_range(cls, low: float, high: float) -> Grid:
+    def of_range(cls, low: float, high: float, steps: int = _LINEAR) -> Grid:
         """Return the grid of a public range; the logarithmic grid if the range is too short or too long to divide."""
-        edges = _edges((low, high)) if 2.0**-200 < high - low < 2.0**200 else ()
+        edges = _edges((low, high), steps) if 2.0**-200 < high - low < 2.0**200 else ()
         rising = all(low < high for low, high in pairwise(edges))
-        return cls((low, high)) if edges and rising else cls()
+        return cls((low, high), steps) if edges and rising else cls()
 
     @property
     def edges(self) -> tuple[float, ...]:
-        return _edges(self.ends)
+        return _edges(self.ends, self.steps)
 
     @property
     def bins(self) -> int:

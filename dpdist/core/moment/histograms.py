@@ -103,19 +103,35 @@ def partition_histogram(task: HistogramTask) -> Partial[np.int64]:
 
 @dataclass(frozen=True)
 class ColumnCounting:
-    """Counts the values of every column over its own grid; the bins of the first column come first."""
+    """Counts the values of some columns, each over its own grid; the bins of the first one come first."""
 
     grids: tuple[Grid, ...]
+    columns: int = 0  # of the table; 0: as many as grids
+    places: tuple[int, ...] = ()  # which columns are counted, if not all
     value_seconds: ClassVar[float] = 5e-8
     centre: ClassVar[None] = None
 
     def __post_init__(self) -> None:
-        require_bins(self.bins, self.columns)
+        require_bins(self.bins, len(self.grids))
+        if not self.columns:
+            object.__setattr__(self, "columns", len(self.grids))
+            object.__setattr__(self, "places", tuple(range(len(self.grids))))
 
-    @property
-    def columns(self) -> int:
-        """Columns of the table."""
-        return len(self.grids)
+    @classmethod
+    def of_numbers(cls, columns: int) -> ColumnCounting:
+        """Return the counting of columns without a known range."""
+        return cls((Grid(),) * columns)
+
+    @classmethod
+    def of(cls, table: Table) -> ColumnCounting:
+        """Return the counting of the numbers of a table, over their public ranges if a schema defines them."""
+        schema = table.schema
+        if schema is None:
+            return cls.of_numbers(table.columns)
+        places = tuple(sorted({*range(table.columns)} - {*schema.whole().columns}))
+        spans = [schema.spans[place] for place in places]
+        grids = tuple(Grid() if span is None else Grid.of_range(*span) for span in spans)
+        return cls(grids, table.columns, places)
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
@@ -131,11 +147,15 @@ class ColumnCounting:
     def _alike(self) -> list[tuple[npt.NDArray[np.float64], npt.NDArray[np.intp], Counts]]:
         """For each grid: its edges, its columns, and their first bins."""
         columns_of_grid: dict[Grid, list[int]] = {}
-        for column, grid in enumerate(self.grids):
-            columns_of_grid.setdefault(grid, []).append(column)
+        for number, grid in enumerate(self.grids):
+            columns_of_grid.setdefault(grid, []).append(number)
         return [
-            (np.array(grid.edges), np.array(columns), np.array([self.starts[i] for i in columns]))
-            for grid, columns in columns_of_grid.items()
+            (
+                np.array(grid.edges),
+                np.array([self.places[i] for i in numbers]),
+                np.array([self.starts[i] for i in numbers]),
+            )
+            for grid, numbers in columns_of_grid.items()
         ]
 
     def count(self, rows: npt.NDArray[np.generic], counts: Counts) -> None:
@@ -150,24 +170,13 @@ class ColumnCounting:
         return np.split(counts, self.starts[1:-1])
 
 
-def grids_of(table: Table) -> tuple[Grid, ...]:
-    """Return the grid of each column of a table, over its public range if a schema defines one."""
-    if table.schema is None:
-        return grids_of_numbers(table.columns)
-    return tuple(Grid() if ends is None else Grid.of_range(*ends) for ends in table.schema.ranges)
-
-
-def grids_of_numbers(columns: int) -> tuple[Grid, ...]:
-    """Return the grids of columns without a known range."""
-    return (Grid(),) * columns
-
-
 @dataclass(frozen=True)
 class NormCounting:
     """Counts the norms of rows over a grid."""
 
     bound: RowBound
     edges: tuple[float, ...]
+    whole: tuple[int, ...] = ()  # columns that are never shortened, and not counted
     value_seconds: ClassVar[float] = BOUND_SECONDS
 
     @property
@@ -187,7 +196,7 @@ class NormCounting:
 
     def count(self, rows: npt.NDArray[np.generic], counts: Counts) -> None:
         """Add rows to the counts, (bins,)."""
-        counts += counted(norms_of(rows, self.bound), self.edges)
+        counts += counted(norms_of(rows, self.bound, self.whole), self.edges)
 
 
 _MAX_EDGES = 1024  # noise grows with their number, and many edges per octave do not improve the choice
@@ -295,10 +304,11 @@ def bits_for(columns: int) -> int:
     return (53 - math.ceil(math.log2(columns))) // 2
 
 
-def norms_of(rows: npt.NDArray[np.generic], bound: RowBound) -> npt.NDArray[np.float64]:
-    """Return the norms of rows after the public shift and scale of a bound, shape (r,)."""
+def norms_of(rows: npt.NDArray[np.generic], bound: RowBound, whole: tuple[int, ...] = ()) -> npt.NDArray[np.float64]:
+    """Return the norms of rows after the public shift and scale of a bound, without some columns, shape (r,)."""
     z = bound.affine.shifted(rows)
     z[~np.isfinite(z).all(axis=1)] = 0
+    z[:, list(whole)] = 0
     bits = bits_for(bound.columns)
     exponent = np.frexp(np.abs(z).max(axis=1))[1]  # the largest entry is below 2^exponent
     np.ldexp(z, (bits - exponent)[:, None], out=z)

@@ -30,7 +30,7 @@ from dpdist.core.moment.arrays import (
     chunks_of,
     known_rows,
 )
-from dpdist.core.moment.histograms import ColumnCounting, grids_of_numbers
+from dpdist.core.moment.histograms import ColumnCounting
 from dpdist.core.moment.layout import layout_of
 from dpdist.core.naming import parameter
 from dpdist.core.parallel import available_cores, threaded
@@ -152,7 +152,7 @@ def release_array(
         raise RefusedError("Rows in memory cannot be released for reproduction: ingest them, and use the command line.")
     require_known_norm(request)
     columns = len(rows.names)
-    survey = rows.survey(bound_of(request, columns, RowBound.grid_bits), register.key)
+    survey = rows.survey(bound_of(request, Dimensions(columns), RowBound.grid_bits), register.key)
     if not survey.rows:
         raise DataError("X has no rows, so there is nothing to release.")
     if not survey.finite and not rows.missing:
@@ -202,7 +202,7 @@ def _require_possible(plan: Plan, rows: int) -> None:
     """Refuse what cannot work for so many rows, before it is charged."""
     request, columns = plan.request, plan.dimensions.columns
     if "scale" in plan.stages:
-        stages.require_seen(request, ColumnCounting(grids_of_numbers(columns)), rows)
+        stages.require_seen(request, ColumnCounting.of_numbers(columns), rows)
     if refused := choice_refused(request, columns, rows):
         raise RefusedError(f"{refused} Nothing was spent.")
     loss = proved(plan.guarantee).loss

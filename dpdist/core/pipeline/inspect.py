@@ -247,7 +247,10 @@ def _ledger(
 def _release(store: Store) -> Facts:
     release = open_release(store)
     bound, weights, chosen = release.bound, release.weights, {} if release.stage is None else release.stage.chosen
-    grid = f"the clip norm is 2^{bound.grid_bits} steps; rows were clipped to norm {rounded_norm(bound.shortened_norm)}"
+    whole = "norm of a row" if bound.whole else "clip norm"
+    clipped = "numbers" if bound.whole and bound.numbers else "rows"
+    norm = rounded_norm(bound.numbers_norm or bound.shortened_norm)
+    grid = f"the {whole} is 2^{bound.grid_bits} steps; {clipped} were clipped to norm {norm}"
     times = f"each added {min(weights)} to {max(weights)} times" if weights else ""
     lines = [
         ("release", release.release_id),

@@ -257,7 +257,7 @@ def require_centre_of_dropped(table: Table, *, centred: bool) -> None:
 def norm_by_schema(table: Table, request: NormsRequest | ReleaseRequest) -> float | None:
     """Return the largest norm that the schema allows; None if rows are shifted or scaled."""
     schema = table.schema
-    return None if schema is None or request.centre is not None or request.scale is not None else schema.norm
+    return None if schema is None or request.centre is not None or request.scale is not None else schema.clip_norm
 
 
 def free_norm(table: Table, request: NormsRequest | ReleaseRequest) -> str:

@@ -348,7 +348,7 @@ class Release(Heading):
 def _is_sound(release: Release, arrays: dict[str, Array]) -> bool:
     """Whether the arrays of a release have the right shapes and agree with each other; reads all of them."""
     answer, d, width = release.answer, release.bound.columns, release.bound.width
-    if len(release.names) != d or not (release.stage is None or _follows(release.stage, release.bound)):
+    if len(release.names) != d or not _follows(release):
         return False
     if (frame := release.subspace) is not None:
         k = frame.shape[0]
@@ -383,13 +383,16 @@ def _tile_is_sound(
     )
 
 
-def _follows(stage: Stage, bound: RowBound) -> bool:
-    """Whether rows were bounded as chosen, with a value for each column."""
+def _follows(release: Release) -> bool:
+    """Whether rows were bounded by their schema and as chosen, with a value for each column."""
+    bound, schema = release.bound, release.schema
+    if (schema is None and bound.whole) or (schema is not None and schema.clipped(bound, bound.clip_norm) != bound):
+        return False
     applied = {"clip_norm": bound.clip_norm, "centre": bound.centre, "scale": bound.scale}
-    return all(
+    return release.stage is None or all(
         value == applied.get(name, value)
         and (len(value) == bound.columns if isinstance(value, tuple) else name in {"clip_norm", "quantile"})
-        for name, value in stage.chosen.items()
+        for name, value in release.stage.chosen.items()
     )
 
 

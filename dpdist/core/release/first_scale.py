@@ -33,13 +33,14 @@ from dpdist.core.release.histograms import ColumnsDraw
 from dpdist.core.release.plan import UNKNOWN, Dimensions, Plan, planned, proved
 from dpdist.core.release.request import ReleaseRequest, common_parameters, id_of
 from dpdist.core.release.transaction import ReleaseTransaction
+from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.table import Table
 
 
-def plan_of_series(series: ReleaseRequest, columns: int, counted_rows: int) -> Plan:
+def plan_of_series(series: ReleaseRequest, columns: int, counted_rows: int, schema: Schema | None) -> Plan:
     """Plan the choice of a scale and one release of a period; the share of the choice is independent of n."""
     shared = replace(series, scale_share=series.scale_share or UNKNOWN)
-    return planned(shared, Dimensions(columns, changed_rows=counted_rows))
+    return planned(shared, Dimensions(columns, changed_rows=counted_rows, schema=schema))
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class FirstScale(ColumnsDraw, ReleaseTransaction):
     @cached_property
     def plan(self) -> Plan:  # type: ignore[override]
         """The loss of the histograms, and of the releases of the series."""
-        return plan_of_series(self.series, self.table.columns, self.table.max_rows)
+        return plan_of_series(self.series, self.table.columns, self.table.max_rows, self.table.schema)
 
     @property
     def accepts_large_delta(self) -> bool:
@@ -83,7 +84,8 @@ class FirstScale(ColumnsDraw, ReleaseTransaction):
 
     def blindly_scaled(self) -> tuple[list[str], list[str]]:
         """Return the columns scaled without a measured variance, and the columns without weight."""
-        columns = list(zip(self.table.names, self.read().standardised, strict=True))
+        names = [self.table.names[place] for place in self.counting().places]
+        columns = list(zip(names, self.read().standardised, strict=True))
         weightless = [name for name, column in columns if column.scale == BEYOND]
         return [name for name, column in columns if not column.seen and name not in weightless], weightless
 

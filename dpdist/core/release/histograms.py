@@ -24,7 +24,7 @@ from dpdist.core.ledger.ledger import Account
 from dpdist.core.ledger.state import Part
 from dpdist.core.mechanisms.columns import GRID, Grid, Standardised, counting_bins, intervals_of, standardised
 from dpdist.core.mechanisms.counts import CalibratedHistogram, CountNoise, Counts, noise_from_json
-from dpdist.core.moment.histograms import ColumnCounting, Counting, grids_of
+from dpdist.core.moment.histograms import ColumnCounting, Counting
 from dpdist.core.moment.total import Partial, complete
 from dpdist.core.noise.entropy import SYSTEM
 from dpdist.core.release.plan import Plan
@@ -76,7 +76,7 @@ FORMAT = "dpdist-columns/1"
 
 @dataclass(frozen=True)
 class ColumnHistograms:
-    """Released histograms of columns. Public."""
+    """Released histograms of the columns of numbers. Public."""
 
     grids: tuple[Grid, ...]
     counting: tuple[tuple[tuple[int, int], ...], ...]  # the bins of each column that count, with their noisy counts
@@ -91,7 +91,7 @@ class ColumnHistograms:
 
     @property
     def standardised(self) -> list[Standardised]:
-        """Centre and scale of each column."""
+        """Centre and scale of each column of numbers."""
         return [standardised(grid, counting) for grid, counting in zip(self.grids, self.counting, strict=True)]
 
     @classmethod
@@ -104,7 +104,7 @@ class ColumnHistograms:
             )
         if value["grid"] != GRID:
             raise DataError("The histograms use another grid than this version. Use the version that made them.")
-        grids = tuple(Grid() if ends is None else Grid((ends[0], ends[1])) for ends in value["ranges"])
+        grids = tuple(Grid() if ends is None else Grid((ends[0], ends[1]), *ends[2:]) for ends in value["ranges"])
         counting = tuple(tuple((index, count) for index, count in column) for column in value["counts"])
         return cls(grids, counting, noise_from_json(value["noise"]))
 
@@ -112,20 +112,22 @@ class ColumnHistograms:
         """Return plain JSON values."""
         return {
             "grid": GRID,
-            "ranges": [grid.ends and list(grid.ends) for grid in self.grids],
+            "ranges": [
+                grid.ends and [*grid.ends, *([] if grid.steps == Grid.steps else [grid.steps])] for grid in self.grids
+            ],
             "noise": self.noise.to_json(),
             "counts": [[list(pair) for pair in counting] for counting in self.counting],
         }
 
 
 class ColumnsDraw(HistogramDraw):
-    """Histograms of all columns, by which a plan chooses a scale."""
+    """Histograms of all columns of numbers, by which a plan chooses a scale."""
 
     plan: Plan
 
     def counting(self) -> ColumnCounting:
         """Return the definition of the counts."""
-        return ColumnCounting(grids_of(self.table))
+        return ColumnCounting.of(self.table)
 
     def calibrated(self) -> CalibratedHistogram:
         """Return the noise."""

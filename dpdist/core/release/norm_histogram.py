@@ -93,7 +93,8 @@ class NormsDraw(HistogramDraw):
 
     def counting(self) -> NormCounting:
         """Return the definition of the counts."""
-        return NormCounting(self.request.bound(self.table.columns), self.request.grid.edges)
+        whole = () if self.table.schema is None else self.table.schema.whole().columns
+        return NormCounting(self.request.bound(self.table.columns), self.request.grid.edges, whole)
 
     def calibrated(self) -> CalibratedHistogram:
         """Return the noise."""

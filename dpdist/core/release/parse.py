@@ -25,7 +25,7 @@ from dpdist.core.paths import AnyPath, local, read_plain
 from dpdist.core.privacy.guarantee import PrivacyLoss, neighbours_of
 from dpdist.core.release.artefact import open_release
 from dpdist.core.release.norm_histogram import NormsRequest
-from dpdist.core.release.plan import bound_of
+from dpdist.core.release.plan import Dimensions, bound_of
 from dpdist.core.release.request import Centring, ReleaseRequest, exact_fraction, share_from
 from dpdist.core.rows.bounding import RowBound
 
@@ -68,7 +68,7 @@ def request_from(
     )
     columns = len(next((v for v in shift.values() if v), (0.0, 0.0)))
     # checks the range of clip norm and grid bits; default bits follow from the table, which is not known here
-    bound_of(request, columns, request.grid_bits or RowBound.grid_bits)
+    bound_of(request, Dimensions(columns), request.grid_bits or RowBound.grid_bits)
     return request
 
 

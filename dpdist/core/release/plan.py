@@ -46,12 +46,11 @@ from dpdist.core.release.request import (
     common_parameters,
     id_of,
 )
-from dpdist.core.rows.bounding import RowBound
-from dpdist.core.rows.dither import Dithering
+from dpdist.core.rows.bounding import RowBound, unclipped_norm
 from dpdist.core.rows.rounding import LEAST_BITS, SIMPLE_BITS, is_little
 from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.table import Table
-from dpdist.core.text import listed, rounded_up
+from dpdist.core.text import listed
 
 AUTO_CLIP = 1.75  # default clip norm of scaled columns over sqrt(d)
 UNKNOWN = Fraction(1, 10)  # share of a histogram if n is unknown
@@ -67,13 +66,24 @@ class Dimensions:
     rows: int | None = None  # n, if it is public and of one table; None: at most `ReleaseRequest.rows_at_most`
     unit_rows: int = 1  # most rows of a privacy unit in a sum of ``rows``
     changed_rows: int = 1  # most rows in which the sums of neighbours differ, counted by their weights
+    schema: Schema | None = None
 
     @classmethod
     def of(cls, table: Table, neighbours: Neighbours) -> Dimensions:
         """Return the dimensions of a table."""
         # releases of periods are added, so their grid bits follow from the same public number, not from n
         public = neighbours is Neighbours.REPLACE_ONE and not table.periodic
-        return cls(table.columns, table.rows if public else None, table.max_rows, table.changed_rows)
+        return cls(table.columns, table.rows if public else None, table.max_rows, table.changed_rows, table.schema)
+
+    @property
+    def whole(self) -> tuple[int, ...]:
+        """Columns that are never shortened."""
+        return () if self.schema is None else self.schema.whole().columns
+
+    @property
+    def numbers(self) -> int:
+        """Number of columns that are clipped."""
+        return self.columns - len(self.whole)
 
 
 @dataclass(frozen=True)
@@ -145,6 +155,11 @@ def plan_of(request: ReleaseRequest, table: Table) -> Plan:
             f"There is no column {', '.join(missing)}; there are {listed(table.names)}.", parameter="targets"
         )
     size = Dimensions.of(table, request.neighbours)
+    if request.chooses and not size.numbers:
+        raise UsageError(
+            "These rows have no numbers to scale or clip, only categories and booleans. Release them with "
+            f"{parameter('clip', 'schema')} and {parameter('centre', 'private')}."
+        )
     plan = planned(with_norm_of(table.schema, request, size), size)
     guarantee = plan.guarantee
     if guarantee is not None and guarantee.mu_squared is None and table.unit and table.unit.max_periods is not None:
@@ -158,7 +173,7 @@ def plan_of(request: ReleaseRequest, table: Table) -> Plan:
 def planned(request: ReleaseRequest, size: Dimensions) -> Plan:
     """Plan a release of a table with these dimensions."""
     bits = _grid_bits(request, size)
-    bound = bound_of(request, size.columns, bits)
+    bound = bound_of(request, size, bits)
     if not request.chooses:
         moment = calibrated(request, bound, size.changed_rows)
         return Plan(request, size, bound, moment, moment.guarantee, request.loss)
@@ -169,7 +184,7 @@ def planned(request: ReleaseRequest, size: Dimensions) -> Plan:
 
     def histogram(choice: Choice, loss: PrivacyLoss) -> CalibratedHistogram:
         if choice == "scale":
-            return column_histograms.calibrated(loss, request.neighbours, size.columns, size.changed_rows)
+            return column_histograms.calibrated(loss, request.neighbours, size.numbers, size.changed_rows)
         return quantile.calibrated(loss, request.neighbours, size.changed_rows)
 
     def stages_at(loss: PrivacyLoss) -> tuple[dict[Choice, CalibratedHistogram], Guarantee]:
@@ -211,18 +226,34 @@ def without_choices(request: ReleaseRequest) -> ReleaseRequest:
     )  # fmt: skip
 
 
-def bound_of(request: ReleaseRequest, columns: int, grid_bits: int) -> RowBound:
-    """Return how rows are bounded, with placeholders for what is open; private centring appends C/2."""
-    clip = auto_clip(columns) if request.clip_norm == "auto" else request.clip_norm
-    return RowBound(
-        columns=columns,
-        clip_norm=1.0 if isinstance(clip, str) else clip,
+def bound_of(request: ReleaseRequest, size: Dimensions, grid_bits: int) -> RowBound:
+    """Return how rows are bounded, with placeholders for what is open; private centring appends C/2.
+
+    Categories and booleans are contrasts where numbers are centred or scaled privately (:attr:`Schema.contrasts`).
+    """
+    private = request.centring is Centring.PRIVATE
+    centre, scale = request.centre, None if isinstance(request.scale, str) else request.scale
+    if size.whole and size.schema is not None and (request.scale == "private" or (private and centre is scale is None)):
+        contrasts, scale = size.schema.contrasts
+        centre = centre or contrasts
+    bound = RowBound(
+        columns=size.columns,
+        clip_norm=1.0,
         grid_bits=grid_bits,
-        centre=request.centre,
-        scale=None if isinstance(request.scale, str) else request.scale,
+        centre=centre,
+        scale=scale,
         # C/2 is within 3 % of the best choice for means of norm at least C/4
-        constant=2 ** (grid_bits - 1) if request.centring is Centring.PRIVATE else 0,
+        constant=2 ** (grid_bits - 1) if private else 0,
     )
+    clip = auto_clip(size.numbers) if request.clip_norm == "auto" else request.clip_norm
+    if isinstance(clip, str):
+        return bound
+    return with_clip_norm(bound, clip, size.schema)
+
+
+def with_clip_norm(bound: RowBound, clip_norm: float, schema: Schema | None) -> RowBound:
+    """Return a bound whose numbers are clipped to a norm, and whose categories never are."""
+    return replace(bound, clip_norm=clip_norm) if schema is None else schema.clipped(bound, clip_norm)
 
 
 def calibrated(request: ReleaseRequest, bound: RowBound, changed_rows: int = 1) -> Calibrated:
@@ -265,7 +296,7 @@ def _grid_bits(request: ReleaseRequest, size: Dimensions) -> int:
         return request.grid_bits
     row_limit, deviation = request.rows_at_most if size.rows is None else size.rows, None
     if request.mechanism_info.additive:
-        trial = calibrated(request, bound_of(request, size.columns, LEAST_BITS), size.unit_rows)
+        trial = calibrated(request, bound_of(request, size, LEAST_BITS), size.unit_rows)
         variance = trial.noise.variance_off_diagonal
         deviation = variance and math.sqrt(variance) / 4**LEAST_BITS
     grid_bits = LEAST_BITS
@@ -281,7 +312,7 @@ def _grid_bits(request: ReleaseRequest, size: Dimensions) -> int:
 def _fits(request: ReleaseRequest, size: Dimensions, bits: int, rows: int) -> bool:
     """Whether 64-bit integers hold the sum of this many rows with this many grid bits, and the noise."""
     try:
-        bound = bound_of(request, size.columns, bits)
+        bound = bound_of(request, size, bits)
         calibrated(request, bound, size.unit_rows)
     except UsageError:
         return False
@@ -299,7 +330,7 @@ def _shares(request: ReleaseRequest, size: Dimensions, *, gaussian: bool) -> dic
         return shares
     exchanged = 2 if request.neighbours is Neighbours.REPLACE_ONE else 1
     for choice in [choice for choice in shares if named[choice] is None]:
-        counts, part = (size.columns, _COLUMNS) if choice == "scale" else (1, _NORMS)
+        counts, part = (size.numbers, _COLUMNS) if choice == "scale" else (1, _NORMS)
         allowed = rows * part / size.changed_rows
         if gaussian:
             share = exchanged * counts * (float(gaussian_sigma(request.loss)) / allowed) ** 2
@@ -320,23 +351,15 @@ def with_norm_of(schema: Schema | None, request: ReleaseRequest, size: Dimension
     """Return a request whose clip norm follows from a schema with that number; others are returned unchanged."""
     if request.clip_norm != "schema":
         return request
-    if schema is None or schema.norm is None:
+    if schema is None or schema.clip_norm is None:
         lacks = "the schema leaves a range open" if schema is not None else "these rows have none"
         raise UsageError(f"{parameter('clip', 'schema')} needs a schema with a range for every number, and {lacks}.")
+    if schema.whole().columns:
+        return replace(request, clip_norm=schema.clip_norm)
     bits = _grid_bits(request, size)
-    clip = clip_norm_without_clipping(schema.norm, len(schema.features), bits)
-    return replace(request, clip_norm=clip, grid_bits=bits)
-
-
-def clip_norm_without_clipping(norm: float, columns: int, grid_bits: int) -> float:
-    """Return the least clip norm, of seven digits, with which no row of a norm is shortened before it is rounded.
-
-    Rows are shortened to slightly less than the clip norm (:attr:`RowBound.shortened_norm`), and norms that are equal
-    on paper differ by some 1e-15 in float64.
-    """
-    return float(rounded_up(norm * (1 + 1e-12) / Dithering(columns, grid_bits).inner, 7))
+    return replace(request, clip_norm=unclipped_norm(schema.clip_norm, size.columns, bits), grid_bits=bits)
 
 
 def auto_clip(columns: int) -> float:
     """Return the default clip norm of scaled columns, to four digits; it clips some 6 % of skewed, correlated rows."""
-    return float(f"{AUTO_CLIP * math.sqrt(columns):.4g}")
+    return float(f"{AUTO_CLIP * math.sqrt(max(1, columns)):.4g}")

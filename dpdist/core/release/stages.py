@@ -28,15 +28,17 @@ from dpdist.core.release.attributes import Stage
 from dpdist.core.release.clip_trade import ForComponents, clip_for
 from dpdist.core.release.histograms import ColumnHistograms, ColumnsStage
 from dpdist.core.release.norm_histogram import NormHistogram, NormsRequest, NormsStage
-from dpdist.core.release.plan import Dimensions, Plan, auto_clip, clip_norm_without_clipping, planned, proved
+from dpdist.core.release.plan import Dimensions, Plan, auto_clip, planned, proved, with_clip_norm
 from dpdist.core.release.request import CLIP_GRID, Choice, ReleaseRequest
 from dpdist.core.release.trusted import MomentTransaction, Realised
-from dpdist.core.rows.bounding import RowBound
+from dpdist.core.rows.bounding import RowBound, unclipped_norm
 
 _OF_CLIP_NORM = 0.25
 """Standard deviation of a scaled target over the clip norm."""
 _MOST_NOISE = 0.02
 """Largest standard deviation of a noisy count, over n, with which a scale is chosen."""
+_PUBLIC = 2
+"""Bins of a column whose scale is public."""
 Chosen = dict[str, float | tuple[float, ...]]
 
 
@@ -105,11 +107,11 @@ def _realised(
             clip_norm, share = clip_for(purpose, norms, width, plan.dimensions.changed_rows)
         chosen |= {"clip_norm": clip_norm, "quantile": float(share)}
         if norm_limit is not None:
-            unclipped = clip_norm_without_clipping(norm_limit, width, bound.grid_bits)
+            unclipped = norm_limit if plan.dimensions.whole else unclipped_norm(norm_limit, width, bound.grid_bits)
             if unclipped <= clip_norm:  # public, and a larger norm would only add noise
                 del chosen["quantile"]
                 chosen["clip_norm"] = clip_norm = unclipped
-        bound = replace(bound, clip_norm=clip_norm)
+        bound = with_clip_norm(bound, clip_norm, plan.dimensions.schema)
         norms_json = {"edges": list(norms.edges), "counts": list(norms.counts), "noise": norms.noise.to_json()}
         answer = {**answer, "norms": norms_json} if by else norms_json
         by.append(quantile.NAME)
@@ -118,25 +120,33 @@ def _realised(
 
 def standardised(plan: Plan, histograms: ColumnHistograms, names: Sequence[str]) -> tuple[RowBound, Chosen]:
     """Return the bound of a plan with centre and scale from the histograms of its columns, and the chosen values."""
-    request, scalings = plan.request, histograms.standardised
+    request, seen = plan.request, histograms.standardised
+    # for short columns a larger norm would only add noise; of columns in which nothing was seen, values may be long
+    auto = auto_clip(sum(not column.short for column in seen))
+    clip = auto if isinstance(request.clip_norm, str) else request.clip_norm
+    weight = max(1.0, _OF_CLIP_NORM * clip)
+    numbers, whole, scalings = iter(seen), set(plan.dimensions.whole), list[columns.Standardised]()
+    for place, name in enumerate(names):
+        column = (
+            columns.Standardised((plan.bound.centre or ())[place], (plan.bound.scale or ())[place], _PUBLIC)
+            if place in whole
+            else next(numbers)
+        )
+        if name in request.targets and column.seen:
+            column = replace(column, scale=float(f"{column.scale / weight:.6g}"))
+        scalings.append(column)
     chosen: Chosen = {} if request.centre is not None else {"centre": tuple(column.centre for column in scalings)}
     chosen |= {
         "scale": tuple(column.scale for column in scalings),
         "bins": tuple(float(column.bins) for column in scalings),
     }
-    clip = plan.bound.clip_norm
-    # for short columns a larger norm would only add noise; of columns in which nothing was seen, values may be long
-    auto = auto_clip(max(1, sum(not column.short for column in scalings)))
-    if request.clip_norm == "auto":
-        clip = chosen["clip_norm"] = auto
-    if request.targets:
-        weight = max(1.0, _OF_CLIP_NORM * (auto if request.clip_norm == "private" else clip))
-        chosen["scale"] = tuple(
-            float(f"{column.scale / weight:.6g}") if name in request.targets and column.seen else column.scale
-            for name, column in zip(names, scalings, strict=True)
-        )
     vectors: dict[str, Any] = {name: chosen[name] for name in ("centre", "scale") if name in chosen}
-    return replace(plan.bound, clip_norm=clip, **vectors), chosen
+    bound = replace(plan.bound, **vectors)
+    if request.clip_norm == "private":
+        return bound, chosen
+    if request.clip_norm == "auto":
+        chosen["clip_norm"] = auto
+    return with_clip_norm(bound, clip, plan.dimensions.schema), chosen
 
 
 def require_seen(request: ReleaseRequest, counting: ColumnCounting, rows: int, max_rows: int = 1) -> None:
@@ -168,6 +178,7 @@ def require_seen(request: ReleaseRequest, counting: ColumnCounting, rows: int, m
 
 def _least_rows(request: ReleaseRequest, counting: ColumnCounting, rows: int, max_rows: int) -> tuple[PrivacyLoss, int]:
     """Return the loss of the stage that chooses a scale, and the number of rows that it requires."""
-    stage = planned(request, Dimensions(counting.columns, rows, max_rows, max_rows)).stages["scale"]
+    size = Dimensions(len(counting.grids), rows, max_rows, max_rows)  # the noise depends on the numbers alone
+    stage = planned(replace(request, centre=None), size).stages["scale"]
     least = columns.least_rows(stage.noise, counting.grids)
     return stage.guarantee.loss, max(least, math.ceil(math.sqrt(stage.noise.variance) / _MOST_NOISE))

@@ -5,6 +5,18 @@ Each row x is mapped independently to an integer vector z with ``sum(z**2) <= 4*
 the integers that are summed, so no float error in the clip can weaken a guarantee. :mod:`dpdist.core.rows.dither` clips
 and rounds, with the argument for its dithers.
 
+**Two blocks.** A row is ``[u, v]``, u of categories, booleans and indicators, and v of numbers. The norm of u is at
+most ``C_cat``, which is public by the schema, and only v is clipped: to ``C_num``, where ``C_cat² + C_num² = C'²`` and
+C' is the norm to which rows are shortened before they are rounded. So no u is changed before it is rounded, however
+long v is, and all v are clipped to the same norm: counts and tables of categories have no error but that of noise and
+rounding, where one row in 100,000 is shortened by single steps. (Where by the schema no v is longer than ``C_num``, the
+indicators of missing numbers take the room of these numbers, and ``C_cat`` counts none.)
+
+*Privacy.* ``[u, v] -> [u, v min(1, r / |v|)]`` with ``r² = min(C_num², max(C'² - |u|², 0))`` is a map of single rows.
+So neighbouring tables are mapped to neighbouring tables under either relation, and the rows of a privacy unit to as
+many rows; a weight multiplies the sum of a period afterwards. The result is clipped to C' and rounded as any other row,
+and its integers are verified. So the guarantee depends neither on the schema nor on its norms. ∎
+
 The number of clipped rows and all norms are private: they are neither returned nor stored.
 """
 
@@ -14,13 +26,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
 from dpdist.core.errors import DataError, UsageError
 from dpdist.core.rows.dither import Affine, Dithering, Dithers
+from dpdist.core.text import rounded_up
 
 Block = npt.NDArray[np.float64]
 COMPILED_VALUES = 1 << 26
@@ -51,6 +64,9 @@ class BoundJson(TypedDict):
     scale: list[float] | None
     constant: int
     rounding: str
+    whole: NotRequired[list[int]]  # all three where there are such columns; clip_norm is then C
+    whole_norm: NotRequired[float]
+    numbers_norm: NotRequired[float]
 
 
 _UNBIASED = "unbiased"
@@ -65,21 +81,31 @@ def require_unbiased(bound: object, place: object) -> None:
         )
 
 
+def unclipped_norm(norm: float, columns: int, grid_bits: int) -> float:
+    """Return the least clip norm, of seven digits, with which no row of a norm is shortened before it is rounded.
+
+    Rows are shortened to slightly less than the clip norm (:attr:`RowBound.shortened_norm`), and norms that are equal
+    on paper differ by some 1e-15 in float64.
+    """
+    return float(rounded_up(norm * (1 + 1e-12) / Dithering(columns, grid_bits).inner, 7))
+
+
 @dataclass(frozen=True)
 class RowBound:
     """Public parameters that bound every row before it is summed.
 
-    A row x becomes ``(x - centre) / scale``, is clipped to norm ``shortened_norm``, and is rounded to a grid of
-    integers. Its norm is then at most C.
+    A row x becomes ``(x - centre) / scale``, is clipped to slightly less than the clip norm, and is rounded to a grid
+    of integers. Beside columns that are never shortened, only the others are clipped.
 
     Parameters
     ----------
     columns : int
         Number of columns d of the table.
     clip_norm : float
-        Clip norm C > 0, in the units of the shifted and scaled rows. It is public and never computed from the data.
+        Clip norm > 0, in the units of the shifted and scaled rows. It is public and never computed from the data.
     grid_bits : int, default 16
-        b, between 2 and 24: the clip norm is ``2**b`` grid steps.
+        b, between 2 and 24: the norm C of a row is ``2**b`` grid steps. C is the clip norm, or that of numbers and of
+        columns that are never shortened together.
     centre : tuple of float, default None
         Public shift, one number per column. None: no shift.
     scale : tuple of float, default None
@@ -87,6 +113,10 @@ class RowBound:
     constant : int, default 0
         Constant appended to every row, in grid steps, for private centring. At most ``2**b``, where the sensitivity
         formulas are tight. 0: none.
+    whole : tuple of int, default ()
+        Numbers of the columns of categories, booleans and indicators, which are never shortened, in ascending order.
+    whole_norm : float, default 0.0
+        Their norm, in the units of the shifted and scaled rows.
 
     Raises
     ------
@@ -114,6 +144,8 @@ class RowBound:
     centre: tuple[float, ...] | None = None
     scale: tuple[float, ...] | None = None
     constant: int = 0
+    whole: tuple[int, ...] = ()
+    whole_norm: float = 0.0
 
     def __post_init__(self) -> None:
         if self.columns < 1:
@@ -133,9 +165,18 @@ class RowBound:
         Dithering(self.columns, self.grid_bits)  # refuses a grid that is too coarse
         if not 0 <= self.constant <= 2**self.grid_bits:
             raise UsageError("The constant column must be between 0 and the clip norm.")
+        self._require_sound_whole()
         for name, vector in (("centre", self.centre), ("scale", self.scale)):
             if vector is not None:
                 self._require_sound(name, vector)
+
+    def _require_sound_whole(self) -> None:
+        if list(self.whole) != sorted({column for column in self.whole if 0 <= column < self.columns}):
+            raise UsageError("The columns that are never shortened must be in ascending order.")
+        if not 0 <= self.whole_norm < 2.0**500 or bool(self.whole_norm) > bool(self.whole):
+            raise UsageError("The norm of the columns that are never shortened must be finite.")
+        if not (self.numbers or self.whole_norm):
+            raise UsageError("By the schema no column varies: all have one value. Add others.")
 
     def _require_sound(self, name: str, vector: tuple[float, ...]) -> None:
         if len(vector) != self.columns:
@@ -160,15 +201,36 @@ class RowBound:
         """Largest magnitude of an entry of an integer row."""
         return max(int(2**self.grid_bits) - 1, self.constant)
 
+    @cached_property
+    def row_norm(self) -> float:
+        """The norm C of a row: the clip norm, enlarged by the columns that are never shortened."""
+        if not self.whole:
+            return self.clip_norm
+        norm = math.hypot(self.whole_norm, self.clip_norm) if self.numbers else self.whole_norm
+        return unclipped_norm(norm, self.columns, self.grid_bits)
+
     @property
     def unit(self) -> float:
         """One grid step in the units of the bounded rows: ``C / 2**b``."""
-        return self.clip_norm / float(2**self.grid_bits)
+        return self.row_norm / float(2**self.grid_bits)
 
     @property
     def shortened_norm(self) -> float:
         """Norm to which rows are clipped, in their units: slightly less than C, because rounding makes rows longer."""
         return Dithering(self.columns, self.grid_bits).radius * self.unit
+
+    @property
+    def numbers_norm(self) -> float:
+        """Norm to which numbers are clipped, ``C_num``; C' if there are no other columns, and 0 if no numbers."""
+        if not self.numbers:
+            return 0.0
+        return math.sqrt(self.shortened_norm**2 - self.whole_norm**2) if self.whole else self.shortened_norm
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The columns that are clipped."""
+        whole = set(self.whole)
+        return tuple(column for column in range(self.columns) if column not in whole)
 
     @property
     def exact_rows(self) -> int:
@@ -184,7 +246,11 @@ class RowBound:
     def affine(self) -> Affine:
         """Shift and scale of rows."""
         centre, scale = (None if vector is None else np.array(vector) for vector in (self.centre, self.scale))
-        return Affine(centre, scale, self.clip_norm)
+        if not (self.whole and self.numbers):
+            return Affine(centre, scale, self.row_norm)
+        numbers = np.zeros(self.columns, dtype=np.bool_)
+        numbers[list(self.numbers)] = True
+        return Affine(centre, scale, self.row_norm, numbers, self.numbers_norm)
 
     @property
     def input_units(self) -> tuple[Block, Block]:
@@ -194,7 +260,7 @@ class RowBound:
 
     def to_json(self) -> BoundJson:
         """Return JSON values; floats are exact."""
-        return {
+        value: BoundJson = {
             "columns": self.columns,
             "clip_norm": self.clip_norm,
             "grid_bits": self.grid_bits,
@@ -203,19 +269,30 @@ class RowBound:
             "constant": self.constant,
             "rounding": _UNBIASED,
         }
+        if self.whole:
+            value |= {
+                "clip_norm": self.row_norm, "whole": list(self.whole), "whole_norm": self.whole_norm,
+                "numbers_norm": self.clip_norm,
+            }  # fmt: skip
+        return value
 
     @classmethod
     def from_json(cls, value: BoundJson) -> RowBound:
         """Read the result of :meth:`to_json`."""
         centre, scale = value["centre"], value["scale"]
-        return cls(
+        bound = cls(
             columns=value["columns"],
-            clip_norm=value["clip_norm"],
+            clip_norm=value.get("numbers_norm", value["clip_norm"]),
             grid_bits=value["grid_bits"],
             centre=None if centre is None else tuple(centre),
             scale=None if scale is None else tuple(scale),
             constant=value["constant"],
+            whole=tuple(value.get("whole", ())),
+            whole_norm=value.get("whole_norm", 0.0),
         )
+        if bound.row_norm != value["clip_norm"]:
+            raise DataError("The clip norm of a bound is not that of its numbers and other columns.")
+        return bound
 
     def shifted(self, rows: npt.NDArray[np.generic], out: Block) -> None:
         """Write ``(rows - centre) / scale`` as float64 to out, shape (r, columns)."""

@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
-from dpdist.core.text import listed
+from dpdist.core.text import exactly, listed
 
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64")
 """Data types of stored rows."""
@@ -26,6 +26,14 @@ STORED = frozenset({"number", "integer", "boolean", "category", "date"})
 """Kinds of columns that are stored as numbers."""
 _MOST_NAMED = 10**100
 """Larger whole numbers cannot name a category: Python refuses to write thousands of digits."""
+
+
+class Whole(NamedTuple):
+    """Columns of the rows that are never shortened: those of categories and booleans, and indicators."""
+
+    columns: tuple[int, ...] = ()
+    norm: float = 0.0  # of categories and booleans in a row
+    longest: float = 0.0  # with the indicators of missing numbers, if all are missing
 
 
 @dataclass(frozen=True)
@@ -61,14 +69,18 @@ class Column:
         2026-01-31 12:00:00.
     missing : str, default None
         Treatment of a missing value: ``"refuse"``; ``"fill"``, replace it by the constant `fill`; ``"centre"``,
-        replace it by the centre of the column in each release; ``"drop"``, count the row as the centre of the others;
-        or ``"indicator"``, set an additional column to 1. None: refuse.
+        replace it by the centre of the column in each release, not for one-hot categories; ``"drop"``, count the row
+        as the centre of the others; or ``"indicator"``, set an additional column to 1. None: refuse.
     fill : float, str, bool or date, default None
         Public constant for a missing value. With an indicator, None means the middle of the range, or 0.
     weight : float, default None
         Positive factor of the numbers. None: 1.
     missing_values : sequence of str or number, default None
         Text and codes that mean a missing value, such as ``["?", -999]``, in addition to :data:`MISSING_WORDS`.
+    transform : {"log", "asinh"}, default None
+        For a skewed number or integer, x in each row: ``"log"`` is log(1 + x - low), where low is the low end of the
+        range or 0, and values below it count as it; ``"asinh"``, for numbers of both signs, is nearly the logarithm of
+        2|x|, with the sign of x. The columns of the rows are named after it. None: the number itself.
 
     See Also
     --------
@@ -94,6 +106,7 @@ class Column:
     fill: Any = None
     weight: Any = None
     missing_values: Any = None
+    transform: str | None = None
 
     def __post_init__(self) -> None:
         for key, stored in (("range", _plain), ("categories", _named), ("missing_values", _coded)):
@@ -150,6 +163,11 @@ class Column:
         return self.kind == "category" and self.encoding != "ordinal"
 
     @property
+    def whole(self) -> bool:
+        """Whether its values in the rows are never shortened: those of a category, or of a boolean."""
+        return self.one_hot or self.kind == "boolean"
+
+    @property
     def indicated(self) -> bool:
         """Whether an additional column indicates missing values."""
         return self.missing == "indicator"
@@ -159,9 +177,30 @@ class Column:
         """Names of its columns in the rows."""
         if not self.stored:
             return []
-        names = [f"{self.name}={category}" for category in self.categories] if self.one_hot else [self.name]
+        names = [f"{self.name}={category}" for category in self.categories] if self.one_hot else [self.value_name]
         names += [f"{self.name}=other"] if self.other == "column" else []
         return names + ([f"{self.name}=missing"] if self.indicated else [])
+
+    @property
+    def low(self) -> float:
+        """Where the logarithm of a column begins: the low end of its range, or 0."""
+        return 0.0 if self.range is None else float(self.range[0])
+
+    @property
+    def value_name(self) -> str:
+        """Name of the column of its numbers in the rows, with their transform.
+
+        >>> Column("spend", "number", transform="log").value_name
+        'log1p(spend)'
+        >>> Column("age", "number", range=(18, 99), transform="log").value_name
+        'log1p(age - 18)'
+        """
+        if self.transform is None:
+            return self.name
+        if self.transform == "asinh":
+            return f"asinh({self.name})"
+        sign = "-" if self.low > 0 else "+"
+        return f"log1p({self.name} {sign} {exactly(abs(self.low))})" if self.low else f"log1p({self.name})"
 
     @property
     def width(self) -> int:
@@ -178,14 +217,21 @@ class Column:
             return float(self.categories.index(value))
         return float(value)
 
+    def value_of(self, value: Any) -> float:
+        """Return a public value as an unscaled number of the rows: transformed."""
+        number = self.number_of(value)
+        if self.transform == "log":
+            return math.log1p(max(number - self.low, 0.0))
+        return math.asinh(number) if self.transform == "asinh" else number
+
     @property
     def ends(self) -> tuple[float, float] | None:
-        """The public range as numbers, or None."""
+        """The public range as unscaled numbers of the rows, or None."""
         if self.kind == "boolean":
             return 0.0, 1.0
         if self.kind == "category":
             return (0.0, 1.0) if self.one_hot else (0.0, float(len(self.categories) - 1))
-        return None if self.range is None else (self.number_of(self.range[0]), self.number_of(self.range[1]))
+        return None if self.range is None else (self.value_of(self.range[0]), self.value_of(self.range[1]))
 
 
 def shown(value: object) -> str:

@@ -296,6 +296,8 @@ def open_ingested(path: AnyStore) -> RowsTable:
             f"A version before 0.1.0 wrote {store}, with zeros in the rows that the schema drops, which this one would "
             f"count. Ingest the source again: {step('ingest', 'SOURCE', 'ROWS')}."
         )
+    if table.schema is not None and table.schema.features != table.names:
+        raise DataError(f"{store} is damaged: its columns are not those of its schema. Restore it from a copy.")
     _validate(table, array)
     return table
 

@@ -192,11 +192,13 @@ class Dithers(NamedTuple):
 
 
 class Affine(NamedTuple):
-    """Shift and scale of rows."""
+    """Shift and scale of rows, and the columns that are shortened before the others."""
 
     centre: Block | None  # (columns,)
     scale: Block | None
     clip_norm: float  # C, in the units of shifted and scaled rows
+    numbers: npt.NDArray[np.bool_] | None = None  # (columns,): which columns are shortened first; None: none
+    numbers_norm: float = 0.0  # to which they are, or less beside others that leave no room
 
     def shifted(self, rows: npt.NDArray[np.generic], out: Block | None = None) -> Block:
         """Return ``(rows - centre) / scale`` as float64, in ``out`` if it is given."""
@@ -208,6 +210,9 @@ class Affine(NamedTuple):
             if self.scale is not None:
                 t /= self.scale
         return t
+
+
+_AS_THEY_ARE = Affine(None, None, 1.0)
 
 
 @dataclass(frozen=True)
@@ -238,21 +243,22 @@ class Dithering:
 
     def apply(self, rows: npt.NDArray[np.generic], affine: Affine, dithers: Dithers, out: Block) -> None:
         """Shift, scale, clip and round rows into out, both (r, columns)."""
-        out[:] = self.rounded(affine.shifted(rows), dithers.drawn(rows.shape[0], self.columns), affine.clip_norm)
+        out[:] = self.rounded(affine.shifted(rows), dithers.drawn(rows.shape[0], self.columns), affine)
 
-    def rounded(self, t: Block, drawn: Drawn, clip_norm: float = 1.0) -> Block:
+    def rounded(self, t: Block, drawn: Drawn, affine: Affine = _AS_THEY_ARE) -> Block:
         """Clip and round shifted and scaled rows."""
         finite = np.asarray(np.isfinite(t).all(axis=1))
         t = np.where(finite[:, None], t, 0.0)
-        radius, inner = self.inner * clip_norm, self.inner
+        inner, clip_norm, radius = self.inner, affine.clip_norm, self.inner * affine.clip_norm
         with np.errstate(all="ignore"):
-            squares = squared_norms(t)
-            huge = np.flatnonzero(np.isinf(squares))
-            if huge.size:  # exact division by a power of two; still far above the bound
-                t[huge] = np.ldexp(t[huge], -np.frexp(np.abs(t[huge]).max(axis=1))[1][:, None])
-                squares[huge] = squared_norms(t[huge])
-            long = squares > radius * radius
-            long[huge] = True
+            if affine.numbers is not None:
+                numbers = np.where(affine.numbers, t, 0.0)
+                room = np.maximum(radius * radius - squared_norms(np.where(affine.numbers, 0.0, t)), 0.0)
+                room = np.minimum(room, affine.numbers_norm * affine.numbers_norm)
+                squares, long = _measured(numbers, room)
+                numbers[long] *= np.sqrt(room[long] / squares[long])[:, None]
+                t = np.where(affine.numbers, numbers, t)
+            squares, long = _measured(t, radius * radius)
             factors = np.where(long, inner / np.sqrt(squares), 1 / clip_norm) * 2.0 ** (self.grid_bits + FRACTION)
         z = self.dithered(np.rint(t * factors[:, None] + drawn.thirds[:, None]) - 0.5, drawn.entries)
         z[~finite] = 0
@@ -284,6 +290,18 @@ def shorten(z: Block, limit: int) -> Block:
             vector[largest] -= np.sign(vector[largest])
         z[row], squares[row] = vector, vector @ vector
     return squares
+
+
+def _measured(t: Block, limit: Block | float) -> tuple[Block, npt.NDArray[np.bool_]]:
+    """Return squared norms of rows, and which exceed a limit; rows whose norm overflows are divided in place."""
+    squares = squared_norms(t)
+    huge = np.flatnonzero(np.isinf(squares))
+    if huge.size:  # exact, by a power of two; they are shortened to the limit anyway
+        t[huge] = np.ldexp(t[huge], -np.frexp(np.abs(t[huge]).max(axis=1))[1][:, None])
+        squares[huge] = squared_norms(t[huge])
+    long = np.asarray(squares > limit)
+    long[huge] = True
+    return squares, long
 
 
 def squared_norms(t: Block) -> Block:

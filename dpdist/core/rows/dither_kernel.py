@@ -195,11 +195,28 @@ def _fill(bunch: int, state: Any, words: Any) -> None:
 
 
 @njit(error_model="numpy", inline="always")  # type: ignore[untyped-decorator]
+def _shorten_numbers(row: Any, numbers: Any, columns: int, radius: float, most: float, norms: Any) -> None:
+    """Shorten the numbers of a shifted row to a norm, in the room that the others leave; ``norms`` has a spare row."""
+    for j in range(columns):
+        norms[_LANES + j] = 0.0 if numbers[j] != 0.0 else row[j]
+    _squared_norm(norms.ctypes.data + 8 * _LANES, row.size >> 4, norms.ctypes.data)
+    room = min(max(radius * radius - norms[0], 0.0), most * most)
+    for j in range(columns):
+        norms[_LANES + j] = row[j] if numbers[j] != 0.0 else 0.0
+    _squared_norm(norms.ctypes.data + 8 * _LANES, row.size >> 4, norms.ctypes.data)
+    if room < norms[0] < math.inf:
+        shrink = math.sqrt(room / norms[0])
+        for j in range(columns):
+            if numbers[j] != 0.0:
+                row[j] *= shrink
+
+
+@njit(error_model="numpy", inline="always")  # type: ignore[untyped-decorator]
 def _prepared(
     rows: Any, begin: int, before: int, affine: Any, by: Any, words: Any, t: Any, norms: Any, factors: Any
 ) -> None:
     """Write shifted rows of a bunch to t, after ``before`` others, and their factors: NaN if they are not finite."""
-    radius, inner, inverse, fine = by
+    radius, inner, inverse, fine, most = by
     columns = rows.shape[1]
     for i in range(rows.shape[0]):
         for j in range(columns):
@@ -207,6 +224,8 @@ def _prepared(
         if affine.size:
             for j in range(columns):
                 t[before + i, j] = (t[before + i, j] - affine[0, j]) / affine[1, j]
+        if affine.shape[0] == 3:
+            _shorten_numbers(t[before + i], affine[2], columns, radius, most, norms)
         number = begin + i
         _squared_norm(t.ctypes.data + (before + i) * t.strides[0], t.shape[1] >> 4, norms.ctypes.data)
         square = norms[0]
@@ -335,15 +354,17 @@ class _Prepared:
     def __init__(self, rule: Dithering, affine: Affine) -> None:
         self._rule = rule
         padded = -(-rule.columns // _LANES) * _LANES
-        vectors = () if affine.centre is affine.scale is None else (affine.centre, affine.scale)
+        vectors = (affine.centre, affine.scale, affine.numbers)
+        shifts = 3 if affine.numbers is not None else 0 if affine.centre is affine.scale is None else 2
         self._affine = affine
-        self._by_affine = aligned_zeros((len(vectors), padded), np.float64)
-        for i, vector in enumerate(vectors):
-            self._by_affine[i] = i  # neutral default and padding: 0 is subtracted, and 1 divides
+        self._by_affine = aligned_zeros((shifts, padded), np.float64)
+        for i, vector in enumerate(vectors[:shifts]):
+            self._by_affine[i] = i == 1  # neutral default and padding: 0 is subtracted, and 1 divides
             if vector is not None:
                 self._by_affine[i, : rule.columns] = vector
         self._by = (
-            rule.inner * affine.clip_norm, rule.inner, 1 / affine.clip_norm, 2.0 ** (rule.grid_bits + FRACTION)
+            rule.inner * affine.clip_norm, rule.inner, 1 / affine.clip_norm, 2.0 ** (rule.grid_bits + FRACTION),
+            affine.numbers_norm,
         )  # fmt: skip
         self._state = aligned_zeros((12, _LANES), np.uint32)
         self._key = b""
@@ -351,7 +372,7 @@ class _Prepared:
         at_once = max(2, min(BUNCH, _FLOATS_OF // padded & ~1))
         self._buffers = (
             aligned_zeros((blocks_of(rule.columns) // _LANES, _PAIRS, _LANES), np.uint32),
-            aligned_zeros((at_once, padded), np.float64), aligned_zeros((_LANES,), np.float64),
+            aligned_zeros((at_once, padded), np.float64), aligned_zeros((_LANES + padded,), np.float64),
             aligned_zeros((2, BUNCH), np.float64),
         )  # fmt: skip
 
@@ -382,7 +403,7 @@ class _Prepared:
                 first, last = int(unfinished[group[0]]), int(unfinished[group[-1]])
                 drawn = dithers.behind(first).drawn(last - first + 1, self._rule.columns)
                 chosen = Drawn(drawn.entries[unfinished[group] - first], drawn.thirds[unfinished[group] - first])
-                z[group] = self._rule.rounded(t[group], chosen, self._affine.clip_norm)
+                z[group] = self._rule.rounded(t[group], chosen, self._affine)
         return z
 
 

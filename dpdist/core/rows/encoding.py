@@ -182,7 +182,7 @@ def _fill(schema: Schema, column: Column, cells: Any, out: Rows) -> _Mask:
             'the value is missing: choose a treatment (missing = "centre", "fill", "indicator" or "drop")',
         )
     low, high, shift, factor = schema.affine(column)
-    values = np.where(lacking, schema.filled(column), values)
+    values = np.where(lacking, schema.filled(column), _transformed(column, values))
     if column.one_hot:
         coded = values >= 0
         out[coded, values[coded].astype(np.int64)] = factor
@@ -241,6 +241,15 @@ def _valid(text: Any) -> Any:
     text = text.cast(pa.large_string() if pa.types.is_large_binary(text.type) else pa.string())
     text.validate(full=True)
     return text
+
+
+def _transformed(column: Column, values: Rows) -> Rows:
+    """Return numbers by the transform of their column; infinite ones unchanged."""
+    if column.transform is None:
+        return values
+    with np.errstate(over="ignore"):
+        moved = np.log1p(np.maximum(values - column.low, 0)) if column.transform == "log" else np.arcsinh(values)
+    return np.where(np.isfinite(values), moved, values)
 
 
 def _unfit(wrong: _Mask, column: Column, reason: str) -> UnfitError:

@@ -33,16 +33,23 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpdist.core.errors import UsageError
-from dpdist.core.rows.columns import Column
+from dpdist.core.rows.columns import Column, Whole
 from dpdist.core.rows.schema_mistakes import FORMAT, OWN, Parts, all_of, in_sentence, mistakes, parts_of
 from dpdist.core.rows.units import Keep, Unit
 from dpdist.core.text import listed, repeated
 
+if TYPE_CHECKING:
+    from dpdist.core.rows.bounding import RowBound
+
 PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 """pandas stores its index as such a column if a row was left out: no schema describes it."""
+
+
+_FAR, _STEPS = 40, 10
+"""Largest expected logarithm of a number, and bins for each unit of it."""
 
 
 class Affine(NamedTuple):
@@ -239,7 +246,7 @@ class Schema(_SchemaFields):
     def filled(self, column: Column) -> float:
         """Return the unscaled number of a missing value; the index of a one-hot category."""
         if column.fill is not None:
-            return column.number_of(column.fill)
+            return column.value_of(column.fill)
         if column.one_hot:
             return -1.0
         ends = column.ends
@@ -259,20 +266,114 @@ class Schema(_SchemaFields):
         return tuple(ranges)
 
     @cached_property
+    def spans(self) -> tuple[tuple[float, float] | tuple[float, float, int] | None, ...]:
+        """Where a histogram looks for each column of the rows: its range, or most values of a transform, with steps."""
+        spans = list[tuple[float, float] | tuple[float, float, int] | None](self.ranges)
+        place = 0
+        for column in self.columns:
+            if column.transform is not None and spans[place] is None:
+                factor = self.affine(column).factor
+                low = 0 if column.transform == "log" else -_FAR
+                spans[place] = low * factor, _FAR * factor, (_FAR - low) * _STEPS
+            place += column.width
+        return tuple(spans)
+
+    @cached_property
     def norm(self) -> float | None:
         """Bound on the norm of all rows, up to float64 rounding; None: a column has no range."""
+        numbers, whole = self.numbers_norm, self.whole()
+        return None if numbers is None else max(math.hypot(numbers, whole.norm), whole.longest)
+
+    @cached_property
+    def numbers_norm(self) -> float | None:
+        """Bound on the norm of the numbers of a row, with the indicators of those missing; None: one has no range."""
         lengths = []
         for column in self.columns:
-            if not column.stored:
+            if not column.stored or column.whole:
                 continue
             low, high, shift, factor = self.affine(column)
             if math.isinf(low):
                 return None
-            longest = max(abs(low - shift), abs(high - shift)) * factor
-            constant = self.filled(column)  # of a missing value; a one-hot category without a constant becomes zeros
-            lacking = factor * ((constant >= 0) if column.one_hot else abs(constant - shift))
-            lengths.append(max(longest, math.hypot(lacking, float(column.weight or 1) if column.indicated else 0.0)))
+            lacking = abs(self.filled(column) - shift) * factor
+            indicated = float(column.weight or 1) if column.indicated else 0.0
+            lengths.append(max(abs(low - shift) * factor, abs(high - shift) * factor, math.hypot(lacking, indicated)))
         return math.hypot(*lengths)
+
+    @property
+    def clip_norm(self) -> float | None:
+        """The least clip norm that clips no row, before rounding; None: a number has no range."""
+        return None if self.numbers_norm is None else self.numbers_norm or self.whole().norm
+
+    def whole(self, centre: Sequence[float] | None = None, scale: Sequence[float] | None = None) -> Whole:
+        """Return the columns of the rows that are never shortened, with their norm when shifted and scaled."""
+        places: list[int] = []
+        squares, first = [0.0, 0.0], 0  # of categories and booleans; and of indicators of missing numbers
+        for column in self.columns:
+            if not column.stored:
+                continue
+            count = column.width if column.whole else int(column.indicated)
+            here = range(first + column.width - count, first + column.width)
+            shifts = [0.0 if centre is None else centre[place] for place in here]
+            units = [1.0 if scale is None else scale[place] for place in here]
+            rest = math.fsum((shift / unit) ** 2 for shift, unit in zip(shifts, units, strict=True))
+            longest = max(
+                rest + math.fsum(
+                    ((value - shifts[i]) / units[i]) ** 2 - (shifts[i] / units[i]) ** 2 for i, value in cells.items()
+                )
+                for cells in self._cells(column)
+            ) if count else 0.0  # fmt: skip
+            squares[not column.whole] += longest
+            places += here
+            first += column.width
+        return Whole(tuple(places), math.sqrt(squares[0]), math.sqrt(sum(squares)))
+
+    @cached_property
+    def contrasts(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Public centre and scale of the columns of the rows, which change no number.
+
+        A category of k values is centred at 1/k, and the values of a boolean become -1/sqrt(2) and 1/sqrt(2), times the
+        weight. So all categories and booleans have the same weight, and the norm ``sqrt(1 - 1/k)``.
+        """
+        centre: list[float] = []
+        scale: list[float] = []
+        for column in self.columns:
+            if not column.stored:
+                continue
+            weight, count = float(column.weight or 1), column.width
+            centre += [weight / count if column.one_hot else 0.0] * count
+            scale += [1.0] * count
+            if column.kind == "boolean":
+                low, high, shift, factor = self.affine(column)
+                value = len(centre) - count  # before its indicator
+                centre[value] = ((low + high) / 2 - shift) * factor
+                scale[value] = (high - low) * factor / (math.sqrt(2) * weight)
+        return tuple(centre), tuple(scale)
+
+    def clipped(self, bound: RowBound, clip_norm: float) -> RowBound:
+        """Return a bound whose numbers are clipped to a norm, and whose categories and booleans never are."""
+        whole, (shift, unit) = self.whole(bound.centre, bound.scale), bound.input_units
+        if not whole.columns:
+            return replace(bound, clip_norm=clip_norm)
+        numbers = [place for place in range(bound.columns) if place not in set(whole.columns)]
+        moved = any(shift[place] != 0 or unit[place] != 1 for place in numbers)
+        unclipped = not moved and self.clip_norm is not None and clip_norm >= self.clip_norm
+        # the room of missing numbers is that of their indicators, where no number needs more
+        norm = whole.norm if unclipped else whole.longest
+        return replace(bound, clip_norm=clip_norm, whole=whole.columns, whole_norm=norm)
+
+    def _cells(self, column: Column) -> list[dict[int, float]]:
+        """Return what the columns of a category or boolean, or of the indicator of a number, can contain but zeros."""
+        low, high, shift, factor = self.affine(column)
+        weight, filled = float(column.weight or 1), self.filled(column)
+        last = column.width - 1
+        if not column.whole:
+            return [{}, {0: weight}]
+        if not column.one_hot:
+            cells = [{0: (value - shift) * factor} for value in (low, high)]
+            return [*cells, {0: (filled - shift) * factor, last: weight}] if column.indicated else cells
+        cells = [{place: weight} for place in range(column.width - column.indicated)]
+        lacking = {int(filled): weight} if filled >= 0 else {}
+        return [*cells, {**lacking, last: weight}] if column.indicated else cells
 
     def where(self, place: int) -> str:
         """Return the name of a column for messages, with its line if the schema is a file."""

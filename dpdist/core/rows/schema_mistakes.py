@@ -16,8 +16,8 @@ MOST_FEATURES = 1 << 20
 """Largest number of columns of rows, as for any source."""
 _VALUES = {"missing_values", "missing", "fill", "weight"}
 _TAKES = {
-    "number": {*_VALUES, "range", "other"},
-    "integer": {*_VALUES, "range", "other"},
+    "number": {*_VALUES, "range", "other", "transform"},
+    "integer": {*_VALUES, "range", "other", "transform"},
     "boolean": _VALUES,
     "category": {*_VALUES, "categories", "encoding", "other"},
     "date": {*_VALUES, "range", "unit", "origin", "format"},
@@ -30,6 +30,7 @@ _WORDS = {
     "other": ("refuse", "column", "missing"),
     "encoding": ("one-hot", "ordinal"),
     "unit": tuple(SECONDS),
+    "transform": ("log", "asinh"),
 }
 OWN: dict[str, Any] = {"scale": "none", "others": "refuse", "max_rows": None, "keep": "first", "missing_values": None}
 """Keys of a schema, other than its columns, and their defaults."""
@@ -280,6 +281,8 @@ def _wrong_categories(column: Column) -> Iterator[tuple[str | None, str]]:
         yield "categories", f"duplicate categories: {listed(twice)}"
     if column.encoding == "ordinal" and column.other == "column":
         yield "other", 'other = "column" is for one-hot columns: use "refuse" or "missing"'
+    if column.one_hot and column.missing == "centre":
+        yield "missing", 'missing = "centre" is for numbers: use "indicator", which counts missing as a category'
     if column.encoding == "ordinal" and len(categories) < 2:
         yield "categories", "ordinal encoding needs at least two categories"
 
@@ -301,7 +304,9 @@ def _wrong_fill(column: Column) -> Iterator[tuple[str | None, str]]:
         yield "fill", f"fill must be {forms.get(column.kind, 'a number')}"
         return
     ends = column.ends
-    if ends is not None and not column.one_hot and not ends[0] <= column.number_of(column.fill) <= ends[1]:
+    if ends is not None and not column.one_hot and not ends[0] <= column.value_of(column.fill) <= ends[1]:
         yield "fill", "fill must be within the range"
+    if column.transform == "log" and column.number_of(column.fill) < column.low:
+        yield "fill", f"fill must be at least {shown(column.low)}, where the logarithm begins"
     if column.kind == "integer" and not (column.fill.is_integer() and abs(column.fill) < LARGEST_WHOLE):
         yield "fill", "fill must be a whole number, below 2^53"

@@ -45,7 +45,7 @@ def reference(rows: npt.NDArray[Any], bound: RowBound) -> npt.NDArray[np.int64]:
     """Compute the moment in Python integers."""
     z = np.full((len(rows), bound.width), float(bound.constant))
     rule, dithers = Dithering(bound.columns, bound.grid_bits), KEY.drawn(0, len(rows), bound.columns)
-    z[:, : bound.columns] = rule.rounded(rows.astype(float), dithers, bound.clip_norm)
+    z[:, : bound.columns] = rule.rounded(rows.astype(float), dithers, bound.affine)
     integers = z.astype(np.int64).astype(object)
     return np.asarray((integers.T @ integers)[np.triu_indices(bound.width)], dtype=np.int64)
 

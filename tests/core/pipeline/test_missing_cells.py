@@ -13,7 +13,7 @@ from support.parts import table_of, whole_of
 from dpdist.answers.fitting import fit_components
 from dpdist.core.errors import DataError, RefusedError, UsageError
 from dpdist.core.ingest.registered import open_rows
-from dpdist.core.moment.histograms import ColumnCounting, HistogramTask, NormCounting, grids_of, partition_histogram
+from dpdist.core.moment.histograms import ColumnCounting, HistogramTask, NormCounting, partition_histogram
 from dpdist.core.moment.total import partition_moment
 from dpdist.core.pipeline.release import release_rows
 from dpdist.core.pipeline.scores import project_rows
@@ -53,7 +53,7 @@ def test_sums_and_histograms_are_those_of_a_table_filled_with_the_centre(rows: P
     norms = NormCounting(bound, (0.5, 1.0, 2.0, 4.0))
     counts = [partition_histogram(HistogramTask(each, norms, range(each.chunks))).values for each in (table, filled)]
     assert np.array_equal(counts[0], counts[1])
-    columns = ColumnCounting(grids_of(table))
+    columns = ColumnCounting.of(table)
     counted = columns.of_columns(partition_histogram(HistogramTask(table, columns, range(table.chunks))).values)
     assert [count.sum() for count in counted] == (~LACKING).sum(axis=0).tolist()
 

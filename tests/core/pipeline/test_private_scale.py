@@ -154,16 +154,21 @@ def test_ranges_of_the_schema_are_the_grids_and_columns_of_which_little_is_seen_
     ingest_rows(tmp_path / "t.csv", rows, budget=PrivacyLoss.parse("9", "1e-6"), schema=Schema(columns))
     made = release_rows(rows, tmp_path / "release.zarr", GAUSSIAN)
     found = made.release
-    assert found.blindly_scaled == (("rare", "flag=missing"), ("stamp",))
-    assert "did not see the spread of 2 columns, so public rules scaled them: rare, flag=missing." in made.describe()
+    assert found.blindly_scaled == (("rare",), ("stamp",))
+    assert "did not see the spread of 1 column, so a public rule scaled it: rare." in made.describe()
     assert "1 column had numbers beyond 2^20, and got no weight: stamp." in made.describe()
     scale = np.array(found.bound.scale)
     assert scale[1] == BEYOND
-    assert (scale[2], scale[5]) == (1, 1)
-    assert found.bound.clip_norm == 3.031  # of the three columns that were seen: 1.75 sqrt(3)
-    assert "clip norm 3.031" in made.describe()
+    assert scale[2] == 1
+    assert found.bound.clip_norm == 2.475  # of the two columns of numbers that were seen: 1.75 sqrt(2)
+    assert "clip norm 2.475" in made.describe()
     assert abs(scale[0] - np.sqrt(200 / 3)) < 0.5  # of 1990, 2000, 2010: no bin of 326 years
-    assert abs(scale[4] - np.sqrt(3 / 16)) < 0.05
+    contrast = (np.array([0, 1]) - np.array(found.bound.centre)[4]) / scale[
+        4
+    ]  # of the boolean, which takes no histogram
+    assert contrast == pytest.approx([-(0.5**0.5), 0.5**0.5])
+    assert (found.bound.centre[5], scale[5]) == (0, 1)  # type: ignore[index]
+    assert found.bound.row_norm == pytest.approx(np.hypot(2.475, 1), rel=0.005)
     told = CliRunner().invoke(cli, ["inspect", str(tmp_path / "release.zarr")]).output
     assert "stamp" in told
     assert "column-histograms" in told

@@ -240,3 +240,36 @@ def test_without_numba_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delattr(dpdist.core.rows, "dither_kernel", raising=False)  # an import finds it there first
     monkeypatch.setitem(sys.modules, "dpdist.core.rows.dither_kernel", None)
     assert bounding.compiled_kernel.__wrapped__() is None
+
+
+@given(st.data())
+def test_numbers_are_clipped_to_one_norm_and_other_columns_never(data: st.DataObject) -> None:
+    """Any map of single rows is private; the integers are within the bound even where the schema is wrong."""
+    columns, bits = data.draw(st.integers(2, 20)), data.draw(st.integers(8, 16))
+    whole = sorted(data.draw(st.sets(st.integers(0, columns - 1), min_size=1, max_size=columns)))
+    random = np.random.default_rng(data.draw(st.integers(0, 10**6)))
+    rows = random.normal(size=(40, columns)) * 10.0 ** random.uniform(-2, 2, size=(40, 1))
+    lengths = np.linalg.norm(rows[:20, whole], axis=1, keepdims=True)
+    rows[:20, whole] *= random.uniform(0.1, 1, (20, 1)) / lengths  # within what the schema says; the others are not
+    bound = RowBound(columns, 1.5, bits, whole=tuple(whole), whole_norm=1.0)
+    z = bounded(bound, rows)
+    assert max(squares(z)) <= bound.norm_bound == 4**bits
+    expected = rows[:20].copy()
+    lengths = np.linalg.norm(rows[:20][:, bound.numbers], axis=1)
+    shrunk = np.minimum(1, bound.numbers_norm / np.maximum(lengths, 1e-300))  # the same norm for every row
+    expected[:, bound.numbers] *= shrunk[:, None]
+    assert np.abs(z[:20] - expected / bound.unit).max() <= MOVED + 1
+    assert bound.numbers_norm == pytest.approx(1.5 if bound.numbers else 0, rel=1e-5, abs=0.01)
+
+
+@pytest.mark.parametrize("wrong", [{"whole": (3,)}, {"whole": (1, 0)}, {"whole_norm": 1.0}, {"whole_norm": math.inf}])
+def test_columns_that_are_never_shortened_are_columns_with_a_norm(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="never shortened"):
+        RowBound(2, 1.0, **{"whole": (0,), "whole_norm": 0.5, **wrong} if "whole" in wrong else wrong)
+    bound = RowBound(2, 1.0, whole=(0,), whole_norm=0.5)
+    assert RowBound.from_json(bound.to_json()) == bound
+    assert bound.to_json()["clip_norm"] == bound.row_norm  # a step is this over 2^bits, as of every release
+    with pytest.raises(DataError, match="clip norm of a bound"):
+        RowBound.from_json({**bound.to_json(), "clip_norm": 1.0})
+    with pytest.raises(UsageError, match="no column varies"):
+        RowBound(2, 1.0, whole=(0, 1))

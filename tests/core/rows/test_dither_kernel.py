@@ -85,21 +85,24 @@ def unpacked(panels: npt.NDArray[np.int32], pairs: int) -> npt.NDArray[np.int16]
     share=st.floats(0, 1),
     cut=st.integers(0, 75),
     constant=st.sampled_from([0, 77]),
+    whole=st.sampled_from([None, 0.0, 0.3, 1.0]),
     seed=st.integers(0, 10**6),
 )
-@example(14, 33, 1, "f4", "as it is", (False, False), 12, 0.0, 1, 77, 0)
-@example(16, 64, 0, "f8", "backwards", (True, True), 12, 1.0, 32, 77, 0)
-@example(4000, 9, 3, "f4", "as it is", (False, False), 12, 0.0, 1, 77, 1)
+@example(14, 33, 1, "f4", "as it is", (False, False), 12, 0.0, 1, 77, None, 0)
+@example(16, 64, 0, "f8", "backwards", (True, True), 12, 1.0, 32, 77, 0.5, 0)
+@example(4000, 9, 3, "f4", "as it is", (False, False), 12, 0.0, 1, 77, 0.3, 1)
 def test_any_rows_have_the_bits_of_numpy_and_nothing_else_is_touched(
     columns: int, count: int, first: int, dtype: str, layout: str, affine: tuple[bool, bool], bits: int, share: float,
-    cut: int, constant: int, seed: int,
+    cut: int, constant: int, whole: float | None, seed: int,
 ) -> None:  # fmt: skip
     rng = np.random.default_rng(seed)
     rows = stored(hostile_rows(count, columns, dtype, seed), layout)
     centre, scale = rng.normal(size=columns), rng.uniform(0.5, 2, columns)
-    by, dithers = Affine(centre if affine[0] else None, scale if affine[1] else None, 100.0), Dithers(KEY, first)
-    rule = Dithering(columns, bits)
-    expected = rule.rounded(by.shifted(rows), dithers.drawn(count, columns), 100.0)
+    numbers = None if whole is None else rng.random(columns) >= whole
+    norm = float(rng.uniform(1, 120))  # to which numbers are shortened, with room beside the others or without
+    by = Affine(centre if affine[0] else None, scale if affine[1] else None, 100.0, numbers, norm)
+    rule, dithers = Dithering(columns, bits), Dithers(KEY, first)
+    expected = rule.rounded(by.shifted(rows), dithers.drawn(count, columns), by)
     width = columns + (constant != 0)
     start, cut, odd = min(int(share * width), width - 1), min(cut, count), first % 2
     room = (odd + count + 1) // 2
@@ -132,7 +135,7 @@ def test_rows_too_long_after_all_have_the_same_bits_and_are_within_the_bound(mon
     monkeypatch.setattr(Dithering, "radius", 64.0)
     rows = rng.standard_normal((200, 20)) * 10.0 ** rng.uniform(2, 307, (200, 1))
     by, dithers = Affine(None, None, 1.5), Dithers(KEY, 7)
-    expected = rule.rounded(by.shifted(rows), dithers.drawn(200, 20), 1.5)
+    expected = rule.rounded(by.shifted(rows), dithers.drawn(200, 20), by)
     out = np.empty((200, 20))
     kernel.round_rows(rule, rows, by, dithers, out)
     panels = np.zeros((2, 101, 16), dtype=np.int32)
@@ -179,7 +182,9 @@ def test_another_processor_that_keeps_no_machine_code_gives_the_same_bits_and_re
     columns = 97
     rows = np.random.default_rng(0).normal(size=(301, columns)).astype(np.float32) * 20
     z = np.full((301, columns + 1), 2**11)
-    z[:, :columns] = Dithering(columns, 12).rounded(rows.astype(float), KEY.drawn(5, 301, columns), 100.0)
+    z[:, :columns] = Dithering(columns, 12).rounded(
+        rows.astype(float), KEY.drawn(5, 301, columns), Affine(None, None, 100.0)
+    )
     whole = np.random.default_rng(0).integers(-200, 200, (700, 70))
     expected = [hashlib.sha256(packed(part.T @ part).tobytes()).hexdigest() for part in (z[:, 5:], whole)]
     run = subprocess.run(
@@ -197,7 +202,7 @@ def test_a_row_that_is_not_done_yet_is_zero_and_its_neighbour_is_kept(monkeypatc
     """A sum of the panels after an interruption contains only rows with verified norms."""
     rule, by = Dithering(20, 12), Affine(None, None, 10.0)
     rows = np.random.default_rng(0).normal(size=(6, 20))
-    expected = rule.rounded(rows.copy(), KEY.drawn(3, 6, 20), 10.0)
+    expected = rule.rounded(rows.copy(), KEY.drawn(3, 6, 20), by)
     rows[0], rows[3] = 1e300, np.nan
     panels = np.zeros((2, 9, 16), dtype=np.int32)
 

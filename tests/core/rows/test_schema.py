@@ -228,6 +228,13 @@ def test_all_mistakes_of_a_file_are_told_at_once_with_their_lines(tmp_path: Path
         Schema.read(tmp_path / "s.toml")
 
 
+def test_a_missing_category_is_one_more_category_and_not_the_centre() -> None:
+    with pytest.raises(UsageError, match=r"'c': missing = \"centre\" is for numbers: use \"indicator\""):
+        Schema([Column("c", "category", categories=["x", "y"], missing="centre"), Column("n", "number")])
+    for sound in ({"encoding": "ordinal", "missing": "centre"}, {"missing": "indicator"}, {"missing": "drop"}):
+        Schema([Column("c", "category", categories=["x", "y"], **sound), Column("n", "number")])
+
+
 def test_rows_that_are_too_wide_or_named_twice_are_refused_with_the_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema_mistakes, "MOST_FEATURES", 5)
     for columns, said in (
