@@ -3,7 +3,7 @@
     python -m benchmarks.customers benchmarks/results/customers
 
 20,000 customers: lognormal spend, whose median is three times as large for premium ones; income, missing for one in
-ten; a region of five values of which one has 40 rows, and a channel of four; a flag; a date. The table is released
+ten; a region of five values, one with 40 rows, and a channel of four; a flag; a date. The table is released
 with a private scale and centre (``gaussian``, epsilon 1, delta 1e-6) as an ordinary person would, with money as it is
 and with ``transform = "log"``. Of each of the draws:
 
@@ -13,7 +13,7 @@ and with ``transform = "log"``. Of each of the draws:
   holds that of the rows as they are; with the logarithm it is a ratio of geometric means, shown as such;
 * **age and income**: the slope of income on age, over the true one of the complete rows.
 
-A draw of which a slope is below the noise is left out. "Before" is a version that is named, whose rows have one block.
+Draws with a slope below the noise are left out. "Before" is a version given by ``--before``.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def customers(seed: int) -> pd.DataFrame:
 
 
 def schema(money: dict[str, Any]) -> dpdist.Schema:
-    """Return what is publicly known of its columns; ``money`` are further keys of spend and income."""
+    """Return the public description of its columns; ``money`` are further keys of spend and income."""
     return dpdist.Schema(
         [
             *(

@@ -215,7 +215,6 @@ def forecast_release(
     max_periods : int or None, default None
         Largest number of periods with rows of one privacy unit, from 1 to 4096, for ``gaussian`` only. The forecast is
         then for the release of one period with ``rows`` rows.
-
     schema : Schema, default None
         The schema of the rows: beside numbers of a clip norm, its categories and booleans have their own norm.
 

@@ -54,14 +54,14 @@ def _histograms(release: Release) -> Iterator[tuple[str, Grid, Sequence[tuple[in
     answer = {} if release.stage is None else release.stage.answer
     if not {"ranges", "counts"} <= answer.keys():
         return
-    columns = () if release.schema is None else release.schema.columns
-    transformed = {column.value_name for column in columns if column.stored and column.transform is not None}
-    fixed = {column.name for column in columns if column.kind in {"date", "category"}}
+    fixed: set[str] = set()
+    if (schema := release.schema) is not None:
+        fixed = {column.name for column in schema.columns if column.kind in {"date", "category"}}
+        fixed |= schema.transformed.keys()
     for place, ends, counts in zip(release.bound.numbers, answer["ranges"], answer["counts"], strict=True):
         name = release.names[place]
-        if name not in transformed | fixed:
-            grid = Grid() if ends is None else Grid((ends[0], ends[1]), *ends[2:])
-            yield name, grid, [(int(index), int(count)) for index, count in counts]
+        if name not in fixed:
+            yield name, Grid.from_json(ends), [(int(index), int(count)) for index, count in counts]
 
 
 def _transform_of(grid: Grid, counts: Sequence[tuple[int, int]]) -> str | None:

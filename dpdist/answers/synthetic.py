@@ -79,8 +79,7 @@ def synthetic(release: Release, units: tuple[Matrix, Matrix] | None = None) -> S
     matrix = result.matrix[np.ix_(result.known, result.known)]
     spread = np.sqrt(np.diagonal(matrix))
     factor = np.linalg.cholesky(matrix / np.outer(spread, spread)) * spread[:, None]
-    columns = () if units is None or release.schema is None else release.schema.columns
-    by_name = {column.value_name: column for column in columns if column.transform is not None}
+    by_name = {} if units is None or release.schema is None else release.schema.transformed
     names = tuple(release.names[i] for i in result.known)
     return Synthetic(
         tuple(by_name[name].name if name in by_name else name for name in names), result.location[result.known],

@@ -186,17 +186,15 @@ def synthesise(release: AnyStore, out: AnyStore, count: int, seed: int | None, a
 
 def about_rows(model: Synthetic, release: Release) -> str:
     """Describe what synthetic rows share with the rows, and the error."""
-    message = "They reproduce means, variances and correlations of the rows, and nothing else."
+    message = "They reproduce means, variances and correlations of the rows, "
+    if any(model.transformed):
+        message += "of a column with a transform those of its transformed numbers, "
+    message += "and nothing else."
     if model.distance is not None:
         message += (
             f" The noise puts their covariance about {100 * model.distance:.2g} % off (Frobenius norm, units of the "
             "clip norm); their sampling error comes on top."
         )
-    if any(model.transformed):
-        message = (
-            "They reproduce means, variances and correlations of the rows, of a column with a transform those of its "
-            "transformed numbers, and nothing else."
-        ) + message.partition("nothing else.")[2]
     kinds = set() if release.schema is None else {column.kind for column in release.schema.columns}
     if kinds & {"category", "boolean"}:
         message += " Columns of categories and booleans contain real numbers around the share of ones, not 0 and 1."

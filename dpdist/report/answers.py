@@ -107,8 +107,7 @@ def regression(result: Regression, release: Release) -> str:
 
 def _of_transform(target: str, release: Release) -> str:
     """Return what a fit of a transformed target says about its numbers; empty for any other target."""
-    columns = () if release.schema is None else release.schema.columns
-    column = next((column for column in columns if column.transform is not None and column.value_name == target), None)
+    column = None if release.schema is None else release.schema.transformed.get(target)
     if column is None:
         return ""
     back = "the hyperbolic sine of a fit" if column.transform == "asinh" else "exp of a fit, less 1"

@@ -21,9 +21,8 @@ of values is irrelevant: a value falls into one bin, whichever it is.
 Gaussian noise and epsilon-private for discrete Laplace noise (proof: :mod:`dpdist.core.mechanisms.counts`). ∎
 
 **Grids**, public. A column with a public range has 64 equal bins over it, and one on either side. The logarithms of a
-column with a transform and no range have bins of .1 from 0 to 40, or from -40 to 40. Any other column has
-a signed logarithmic grid: four bins per octave from 2^-10 to 2^20 for both signs, one bin around 0, and one at each
-end.
+column with a transform and no range have bins of .1 from 0 to 40, or from -40 to 40. Any other column has a signed
+logarithmic grid: four bins per octave from 2^-10 to 2^20 for both signs, one bin around 0, and one at each end.
 
 **Bins that count.** An interval of k adjacent bins is occupied if the sum of their noisy counts exceeds a threshold
 that the sum of k empty bins exceeds with probability at most 0.001 divided by the number of intervals of all columns
@@ -118,6 +117,15 @@ class Grid:
         edges = _edges((low, high), steps) if 2.0**-200 < high - low < 2.0**200 else ()
         rising = all(low < high for low, high in pairwise(edges))
         return cls((low, high), steps) if edges and rising else cls()
+
+    @classmethod
+    def from_json(cls, value: Sequence[Any] | None) -> Grid:
+        """Read the result of :meth:`to_json`."""
+        return cls() if value is None else cls((value[0], value[1]), *value[2:])
+
+    def to_json(self) -> list[float] | None:
+        """Return JSON values: the range, with the number of its bins if that is another than usual."""
+        return None if self.ends is None else [*self.ends, *([] if self.steps == _LINEAR else [self.steps])]
 
     @property
     def edges(self) -> tuple[float, ...]:

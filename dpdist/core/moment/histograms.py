@@ -128,10 +128,9 @@ class ColumnCounting:
         schema = table.schema
         if schema is None:
             return cls.of_numbers(table.columns)
-        places = tuple(sorted({*range(table.columns)} - {*schema.whole().columns}))
-        spans = [schema.spans[place] for place in places]
+        spans = [schema.spans[place] for place in schema.numbers]
         grids = tuple(Grid() if span is None else Grid.of_range(*span) for span in spans)
-        return cls(grids, table.columns, places)
+        return cls(grids, table.columns, schema.numbers)
 
     @cached_property
     def starts(self) -> tuple[int, ...]:

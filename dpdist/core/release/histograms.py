@@ -104,7 +104,7 @@ class ColumnHistograms:
             )
         if value["grid"] != GRID:
             raise DataError("The histograms use another grid than this version. Use the version that made them.")
-        grids = tuple(Grid() if ends is None else Grid((ends[0], ends[1]), *ends[2:]) for ends in value["ranges"])
+        grids = tuple(map(Grid.from_json, value["ranges"]))
         counting = tuple(tuple((index, count) for index, count in column) for column in value["counts"])
         return cls(grids, counting, noise_from_json(value["noise"]))
 
@@ -112,9 +112,7 @@ class ColumnHistograms:
         """Return plain JSON values."""
         return {
             "grid": GRID,
-            "ranges": [
-                grid.ends and [*grid.ends, *([] if grid.steps == Grid.steps else [grid.steps])] for grid in self.grids
-            ],
+            "ranges": [grid.to_json() for grid in self.grids],
             "noise": self.noise.to_json(),
             "counts": [[list(pair) for pair in counting] for counting in self.counting],
         }

@@ -83,7 +83,7 @@ class Dimensions:
     @property
     def numbers(self) -> int:
         """Number of columns that are clipped."""
-        return self.columns - len(self.whole)
+        return self.columns if self.schema is None else len(self.schema.numbers)
 
 
 @dataclass(frozen=True)

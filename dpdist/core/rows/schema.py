@@ -349,13 +349,22 @@ class Schema(_SchemaFields):
                 scale[value] = (high - low) * factor / (math.sqrt(2) * weight)
         return tuple(centre), tuple(scale)
 
+    @cached_property
+    def numbers(self) -> tuple[int, ...]:
+        """The columns of the rows that are clipped."""
+        return tuple(sorted({*range(len(self.features))} - {*self.whole().columns}))
+
+    @property
+    def transformed(self) -> dict[str, Column]:
+        """The columns with a transform, by the name of their numbers in the rows."""
+        return {column.value_name: column for column in self.columns if column.transform is not None}
+
     def clipped(self, bound: RowBound, clip_norm: float) -> RowBound:
         """Return a bound whose numbers are clipped to a norm, and whose categories and booleans never are."""
         whole, (shift, unit) = self.whole(bound.centre, bound.scale), bound.input_units
         if not whole.columns:
             return replace(bound, clip_norm=clip_norm)
-        numbers = [place for place in range(bound.columns) if place not in set(whole.columns)]
-        moved = any(shift[place] != 0 or unit[place] != 1 for place in numbers)
+        moved = any(shift[place] != 0 or unit[place] != 1 for place in self.numbers)
         unclipped = not moved and self.clip_norm is not None and clip_norm >= self.clip_norm
         # the room of missing numbers is that of their indicators, where no number needs more
         norm = whole.norm if unclipped else whole.longest

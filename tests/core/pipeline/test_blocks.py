@@ -97,7 +97,7 @@ def test_counts_have_no_error_but_the_noise_beside_a_heavy_number(
 
 
 def test_neighbours_and_units_pay_for_the_norm_of_a_whole_row() -> None:
-    """The sensitivity in steps is that of any row of so many steps: of numbers and categories together."""
+    """The sensitivity in steps is that of any row of this norm: of numbers and categories together."""
     request = ReleaseRequest("gaussian", LOSS, 3.0, centring="private")  # type: ignore[arg-type]
     for neighbours in Neighbours:
         for changed in (1, 4):
