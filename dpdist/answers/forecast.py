@@ -28,7 +28,7 @@ from dpdist.core.privacy.guarantee import MICRO, Neighbours, PrivacyLoss
 from dpdist.core.privacy.persons import rows_charged
 from dpdist.core.release.advice import two_digits
 from dpdist.core.release.clip_trade import Trade, trades
-from dpdist.core.release.plan import Dimensions, Plan, calibrated, planned, require_known_norm
+from dpdist.core.release.plan import Dimensions, Plan, calibrated, planned, require_schema
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.rows.rounding import spectral_error
 from dpdist.core.rows.schema import Schema
@@ -258,7 +258,7 @@ def forecast_release(
         )
     counted = person.counted_once
     public = rows if request.neighbours is Neighbours.REPLACE_ONE else None
-    require_known_norm(request)
+    require_schema(request, schema)
     plan = planned(request, Dimensions(columns, public, counted, counted, schema))
     bound = plan.bound
     largest = bound.row_norm**2

@@ -23,7 +23,7 @@ from dpdist.core.pipeline.budget import ledger_place
 from dpdist.core.privacy.guarantee import Neighbours
 from dpdist.core.release.advice import choice_refused
 from dpdist.core.release.parse import numbers_from, request_from
-from dpdist.core.release.plan import Dimensions, planned, with_norm_of
+from dpdist.core.release.plan import Dimensions, by_schema, planned
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.release.stages import require_seen
 from dpdist.core.rows.dataset import RowsTable
@@ -153,7 +153,7 @@ def forecast_command(
         raise
     public = rows if request.neighbours is Neighbours.REPLACE_ONE else None
     size = Dimensions(columns, public, max_rows, schema=schema)
-    request = with_norm_of(schema, request, size)
+    request = by_schema(request, size)
     if request.mechanism in ORBITS:
         if plot is not None or norms or max_rows != 1 or max_periods is not None:
             raise UsageError(

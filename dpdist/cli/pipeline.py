@@ -102,7 +102,8 @@ def ingest(
     if longest is not None and not needs_centre:
         value["norm"] = norm
         message += f" By the schema no row has a norm above {longest}: --clip schema clips none. "
-        message += "Add --centre private, which costs nothing, for answers about the mean."
+        if table.schema is not None and not table.schema.whole().columns:  # by default the others release a mean
+            message += "Add --centre private, which costs nothing, for answers about the mean."
     answer(as_json, value, message)
 
 
@@ -217,7 +218,7 @@ def release_command(
 
         if ledger is not None:
             raise UsageError("The ledger of a file is next to it. Omit --ledger, or ingest the file first.")
-        _require_mean(request)
+        _require_mean(request, by_a_schema=table_options.schema is not None)
         budget = table_options.budget
         if budget is not None and table_options.budget_delta is None:
             budget = PrivacyLoss(budget.epsilon_micro, request.loss.delta_atto)
@@ -249,9 +250,9 @@ def release_command(
     answer(as_json, value, f"{described(outcome)}\n{found}".rstrip())
 
 
-def _require_mean(request: ReleaseRequest) -> None:
+def _require_mean(request: ReleaseRequest, *, by_a_schema: bool) -> None:
     """Refuse a release of a file whose correlations could not be printed, before it is paid for."""
-    if not request.centred:
+    if not (request.centred or (by_a_schema and request.centring is None)):
         raise UsageError(
             "A release of a file prints correlations, which need a mean. Nothing was read or spent. Add --scale "
             "private or, if no cell is missing, --centre private, which costs nothing; or ingest the file, and release "
@@ -337,13 +338,15 @@ def bound(
         click.get_current_context().exit(DataError.exit_code)
 
 
-def next_command(rows: AnyStore, choice: clip_norm.ClipChoice, centre: str, scale: str) -> str | None:
+def next_command(rows: AnyStore, choice: clip_norm.ClipChoice, centre: str | None, scale: str) -> str | None:
     """Return the release command to complete, or None if no clip norm was chosen."""
     if choice.clip is None:
         return None
     neighbours, loss = choice.histogram.guarantee.neighbours, choice.histogram.guarantee.loss
     files = {"centre": centre, "scale": scale}
-    arguments = "".join(f" --{option} {shlex.quote(file)}" for option, file in files.items() if file != "none")
+    arguments = "".join(
+        f" --{option} {shlex.quote(file)}" for option, file in files.items() if file not in {None, "none"}
+    )
     arguments += f" --delta {_delta(loss)}" if loss.delta_atto else ""
     arguments += "" if neighbours is Neighbours.REPLACE_ONE else f" --neighbours {neighbours}"
     epsilon = "E" if choice.purpose is None else f"{choice.purpose.loss.epsilon:.12g}"

@@ -45,6 +45,7 @@ _BUDGET = {**_PARTS, "budget_delta_reserve": "delta_reserve"}
 _KEYWORDS = {
     ("centre", "none"): ("centring", "'none'"),
     ("centre", "private"): ("centring", "'private'"),
+    ("centre", "schema"): ("centring", "'schema'"),
     ("trusted", "worker"): ("trusted_worker", "True"),
 }
 """Names of parameters in Python that differ from those of options, for functions, estimators and Budget."""

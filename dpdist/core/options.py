@@ -186,9 +186,9 @@ class ReleaseOptions(Options, frozen=True, kw_only=True):
         option(
             "Public clip norm C, from public knowledge or dpdist bound, never from the data. private: first choose "
             "it from a private histogram of row norms (after scaling, with a private scale). auto, with a scale: "
-            "1.75 sqrt(d), where d leaves out columns with nearly all values in one bin. schema, without centre "
-            "and scale: the norm that no row of the schema exceeds. [default: auto, with a private scale and centre "
-            "unless they are given]",
+            "1.75 sqrt(d), where d leaves out columns with nearly all values in one bin. schema, without scale and "
+            "centre of your own: the norm that no row of the schema exceeds. [default: auto, with a private scale and "
+            "centre unless they are given]",
             'a number, such as 8.5, "private", "auto" or "schema"',
             CLIP,
         ),
@@ -218,15 +218,17 @@ class ReleaseOptions(Options, frozen=True, kw_only=True):
         ),
     ] = Neighbours.REPLACE_ONE
     centre: Annotated[
-        str,
+        str | None,
         option(
-            "none, private, or a file (.npz, .npy, .json) with a public centre and scale of each column, or a "
-            "release.zarr, whose centre and scale are reused.",
-            '"none", "private" or a path',
+            "private: release the mean as well, at no cost. schema: the same, with categories and booleans about "
+            "public middles. none; or a file (.npz, .npy, .json) with a public centre and scale of each column, or a "
+            "release.zarr, whose centre and scale are reused [default: schema, for rows with categories or booleans "
+            "in a schema; otherwise none].",
+            '"none", "private", "schema" or a path',
             CLIP,
-            "[none|private|FILE]",
+            "[none|private|schema|FILE]",
         ),
-    ] = "none"
+    ] = None
     scale: Annotated[
         str,
         option(

@@ -78,10 +78,12 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc] # no types
     neighbours : {"replace-one", "add-remove"}, default "replace-one"
         ``"replace-one"``: neighbouring tables differ in one row, and the number of rows is public. ``"add-remove"``:
         one table has an extra row, and the number of rows is private.
-    centre : str, path-like, sequence of float or mapping, default "none"
+    centre : str, path-like, sequence of float or mapping, default None
         ``"none"``: the second moment about zero. ``"private"``: mean and second moment are released together at no
-        extra cost. Otherwise a public centre: one number per column, a mapping with ``centre`` and ``scale``, or a
-        ``.npy``, ``.npz`` or ``.json`` file with these.
+        extra cost. ``"schema"``: the same for a rows.zarr with a schema, with categories and booleans about public
+        middles. Otherwise a public centre: one number per column, a mapping with ``centre`` and ``scale``, or a
+        ``.npy``, ``.npz`` or ``.json`` file with these. None: ``"private"`` if ``clip`` is None, ``"schema"`` for
+        categories or booleans of a schema, and otherwise ``"none"``.
     scale : str, path-like or sequence of float, default "none"
         ``"private"``: the release first chooses a scale for each column from private histograms of all columns, and a
         centre from the same histograms unless a public one is given. Otherwise a public scale: one positive number per
@@ -125,7 +127,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc] # no types
 
     release_: Release
     fresh_: bool  # whether the release was drawn by this fit, or returned again; not public
-    _centre: ClassVar[str] = "none"  # the default of ``centre``
+    _centre: ClassVar[str | None] = None  # the default of ``centre``
     _layout: Sequence[tuple[str, Any]] = ()  # labels of the columns of a fitted xarray object
 
     def __init__(
@@ -136,7 +138,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc] # no types
         delta: Number | None = None,
         mechanism: str | None = None,
         neighbours: str = "replace-one",
-        centre: Centre = "none",
+        centre: Centre | None = None,
         scale: Scale = "none",
         scale_share: Number | None = None,
         ledger: AnyLedgerAddress | None = None,

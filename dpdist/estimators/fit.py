@@ -60,8 +60,8 @@ from dpdist.estimators.inputs import Rows, rows_at, rows_of, set_columns, user_n
 from dpdist.estimators.labels import require_same_columns
 
 _NUMBERS = {
-    "centre": "centre must be 'none', 'private', a file, one public number per column, or a mapping with `centre` and "
-    "`scale`.",
+    "centre": "centre must be None, 'none', 'private', 'schema', a file, one public number per column, or a "
+    "mapping with `centre` and `scale`.",
     "scale": "scale must be 'none', 'private', a file, or one public number per column.",
 }
 
@@ -123,12 +123,12 @@ def _is_instance(value: object, kind: type) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
-def _centre_and_scale(estimator: PrivateEstimator) -> tuple[str, str, dict[str, tuple[float, ...]]]:
+def _centre_and_scale(estimator: PrivateEstimator) -> tuple[str | None, str, dict[str, tuple[float, ...]]]:
     """Return centre and scale for a request: the keyword or file of each, and the public vectors."""
-    centre: Any = estimator.centre
+    centre: Any = estimator._centre if estimator.centre is None else estimator.centre  # noqa: SLF001 - of this package
     scale: Any = estimator.scale
     arrays: dict[str, Any] = {}
-    if not isinstance(centre, str | os.PathLike):
+    if not isinstance(centre, str | os.PathLike | None):
         arrays, centre = dict(centre) if isinstance(centre, Mapping) else {"centre": centre}, Centring.NONE.value
         if not arrays or not set(arrays) <= _NUMBERS.keys():
             raise UsageError(_NUMBERS["centre"])
@@ -142,7 +142,7 @@ def _centre_and_scale(estimator: PrivateEstimator) -> tuple[str, str, dict[str, 
             vectors[name] = converted(vector, name, lambda each: tuple(map(float, np.asarray(each).reshape(-1))))
         except DataError:
             raise UsageError(_NUMBERS[name]) from None
-    return text_of(centre), text_of(scale), vectors
+    return None if centre is None else text_of(centre), text_of(scale), vectors
 
 
 def released(

@@ -26,7 +26,7 @@ from dpdist.core.options import ClusterOptions, ReleaseOptions, RequestOptions
 from dpdist.core.paths import AnyPath, is_address, local, read_plain
 from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.release.parse import LARGEST_FILE, clip_from, public_numbers, request_from
-from dpdist.core.release.plan import Dimensions, with_norm_of
+from dpdist.core.release.plan import Dimensions, by_schema
 from dpdist.core.release.request import ReleaseRequest, share_from
 from dpdist.core.release.series import BAND, Toeplitz, Tree, banded, levels_for, square_root
 from dpdist.core.rows.bounding import RowBound
@@ -106,7 +106,7 @@ def read_job(
         job = _job(sections, files, scheduler=scheduler, certificates=certificates, insecure=insecure)
         _require_none(path, errors)
         job = _with_unit(job, sections.rows, path)
-        return _of_periods(job) if sections.rows.periods and job.request.clip_norm == "schema" else job
+        return _of_periods(job) if sections.rows.periods else job
 
 
 def _with_unit(job: Job, rows: Rows, path: Path) -> Job:
@@ -124,10 +124,11 @@ def _with_unit(job: Job, rows: Rows, path: Path) -> Job:
 
 
 def _of_periods(job: Job) -> Job:
-    """Return the job with the clip norm of its schema: the grid of all periods follows from public numbers."""
+    """Return the job with what its request takes from the schema: it is the same for all periods."""
     schema, max_rows = job.choices.schema, 1 if job.unit is None else job.unit.max_rows
     width = 2 if schema is None else len(schema.features)
-    return replace(job, request=with_norm_of(schema, job.request, Dimensions(width, unit_rows=max_rows)))
+    size = Dimensions(width, unit_rows=max_rows, schema=schema)
+    return replace(job, request=by_schema(job.request, size))
 
 
 @dataclass(frozen=True)
@@ -230,7 +231,7 @@ def _request(release: Release, files: _Files, number: float | None) -> ReleaseRe
         files.make(lambda: share_from(release.scale_share or "0.1"))
         if (bits := release.grid_bits) is not None:
             files.make(lambda: RowBound(1, 1.0, bits))
-        files.make(lambda: public_numbers(release.centre, release.scale, files.folder))
+        files.make(lambda: public_numbers(release.centre or "none", release.scale, files.folder))
     return request
 
 

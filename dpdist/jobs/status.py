@@ -33,7 +33,6 @@ from dpdist.core.release.plan import (
     plan_of,
     planned,
     proved,
-    with_norm_of,
     without_choices,
 )
 from dpdist.core.release.series import Toeplitz
@@ -343,8 +342,6 @@ def _person_noise(job: Job, columns: int | None, charges: list[Charge]) -> Perso
             size = Dimensions(columns, changed_rows=rows * max(weights, default=1), schema=job.choices.schema)
             if job.request.clip_norm == "auto":
                 request = replace(request, clip_norm=auto_clip(size.numbers))
-            elif job.request.clip_norm == "schema":
-                request = with_norm_of(size.schema, request, size)
             planned_release = planned(request, size)
             variance = planned_release.moment.noise.variance_off_diagonal
             if variance is not None:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from dpdist.core.errors import UsageError
 from dpdist.core.naming import parameter
 from dpdist.core.privacy.guarantee import Neighbours
-from dpdist.core.release.plan import Dimensions, planned, require_known_norm
+from dpdist.core.release.plan import Dimensions, planned, require_schema
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.literature.orbit import CalibratedLowRankOrbit, CalibratedOrbit
 
@@ -236,7 +236,7 @@ def forecast_orbit(request: ReleaseRequest, columns: int, rows: int, spectrum: S
             f"The forecast of {request.mechanism} needs a public clip norm and scale: pass {parameter('clip', 'C')} "
             "only."
         )
-    require_known_norm(request)
+    require_schema(request, None)
     plan = planned(request, Dimensions(columns, rows if request.neighbours is Neighbours.REPLACE_ONE else None))
     bound = plan.bound
     largest = bound.row_norm**2

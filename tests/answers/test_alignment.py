@@ -257,7 +257,7 @@ def test_exact_eigenvalues_lie_in_their_intervals_where_n_is_private(monkeypatch
     1 of 75 misses, and without the error of n, the twin, half: 10 of 60 do with probability 1e-8 and 1 - 1e-7.
     """
     rows = np.random.default_rng(3).normal(size=(4000, 2)) * [900.0, 0.2]
-    for centring in Centring:
+    for centring in (Centring.NONE, Centring.PRIVATE):
         known = drawn(rows, 12.0, "0.5", centring=centring, neighbours=Neighbours.ADD_REMOVE)
         exact = np.linalg.eigvalsh(covariance(known) if centring is Centring.PRIVATE else known.moment[:2, :2])[::-1]
         assert missed(known, exact) < 10

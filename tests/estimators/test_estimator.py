@@ -332,10 +332,16 @@ def test_a_public_scale_stands_beside_a_private_mean_or_a_public_centre() -> Non
 
 
 @pytest.mark.parametrize("kind", [PrivatePCA, PrivateCovariance, PrivateRidge])
-def test_a_centre_of_none_is_no_default_and_is_refused_unpaid(kind: type[PrivatePCA]) -> None:
+def test_a_centre_of_none_is_the_default(kind: type[PrivatePCA]) -> None:
     default = inspect.signature(kind).parameters["centre"].default
-    assert default == kind(epsilon=1, clip=1).centre == ("none" if kind is PrivatePCA else "private")
+    assert default == kind(epsilon=1, clip=1).centre == (None if kind is PrivatePCA else "private")
     asked = clone(kind(**LOSS).set_params(centre=None))
     assert asked.get_params()["centre"] is None
-    with pytest.raises(UsageError, match="centre must be 'none'"):
-        asked.fit(table(1), table(1)[:, 0])
+    rows = table(1)
+    fitted, again = asked.fit(rows, rows[:, 0]), kind(**LOSS).fit(rows, rows[:, 0])
+    assert fitted.release_.release_id == again.release_.release_id
+    assert bool(fitted.release_.bound.constant) is (kind is not PrivatePCA)
+    with pytest.raises(UsageError, match="ingested with a schema"):
+        kind(**LOSS, centre="schema").fit(rows, rows[:, 0])
+    with pytest.raises(UsageError, match="centre must be None"):
+        kind(**LOSS, centre=["north"]).fit(rows, rows[:, 0])  # type: ignore[list-item]

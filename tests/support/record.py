@@ -79,6 +79,31 @@ REPRODUCTIONS: dict[str, tuple[str, ...]] = {
     "analyze-gauss": D,
     "ppca": TWO,
 }
+KINDS = """
+[[column]]
+name = "region"
+kind = "category"
+categories = ["north", "south", "east"]
+
+[[column]]
+name = "member"
+kind = "boolean"
+missing = "indicator"
+"""
+SPENT = """
+[[column]]
+name = "spend"
+kind = "number"
+transform = "log"
+"""
+KIND = ("north", "south", "east")
+OF_KINDS: dict[str, tuple[str, ...]] = {
+    "kinds": ("--epsilon", "10", *D, "--clip", "3"),
+    "kinds about zero": ("--epsilon", "10", *D, "--clip", "3", "--centre", "none"),
+    "kinds scaled": (*SCALED, "--neighbours", "replace-one"),
+    "kinds clipped": ("--epsilon", "20", *D, "--clip", "private"),
+    "kinds alone": ("--epsilon", "10", *D),
+}
 JOB = """
 [rows]
 path = "job-rows.zarr"
@@ -223,6 +248,12 @@ def write_sources(folder: Path) -> None:
     rows[:, 3] += np.rint(rows[:, 0] / 4)
     np.savetxt(folder / "table.csv", rows, fmt="%d", delimiter=",", header="a,b,c,d", comments="")
     persons = np.column_stack([draws.integers(0, 150, 300), rows])
+    places, money = draws.choice(3, 300, p=[0.6, 0.3, 0.1]), np.exp(draws.normal(3, 1, 300))
+    members = draws.choice(["yes", "no", ""], 300)
+    lines = [f"{KIND[p]},{m},{s:.2f}" for p, m, s in zip(places, members, money, strict=True)]
+    (folder / "kinds.csv").write_text("\n".join(["region,member,spend", *lines]) + "\n")
+    (folder / "kinds.toml").write_text(KINDS + SPENT)
+    (folder / "alone.toml").write_text('others = "ignored"\n' + KINDS)
     np.savetxt(folder / "persons.csv", persons, fmt="%d", delimiter=",", header="person,a,b,c,d", comments="")
     (folder / "centre.json").write_text('{"centre": [30, 0, 10, -5], "scale": [60, 40, 20, 10]}')
     for number, mechanism in enumerate(("gaussian", "two-sided-wishart", "laplace")):
@@ -278,6 +309,13 @@ def _releases(to: Recorder) -> None:
     to.command("add-remove", "ingest", "table.csv", "many.zarr", *BUDGET)
     to.command("add-remove", "release", "many.zarr", "add-remove.zarr", *add_remove)
     to.release("add-remove", "add-remove.zarr")
+    header = ("--header", "yes", *BUDGET)
+    to.command("rows of kinds", "ingest", "kinds.csv", "kinds-rows.zarr", "--schema", "kinds.toml", *header)
+    to.command("rows of kinds alone", "ingest", "kinds.csv", "alone-rows.zarr", "--schema", "alone.toml", *header)
+    for name, options in OF_KINDS.items():
+        rows = "alone-rows.zarr" if name == "kinds alone" else "kinds-rows.zarr"
+        to.command(name, "release", rows, f"{name}.zarr", *options)
+        to.release(name, f"{name}.zarr")
     zarr.save_array(to.folder / "array.zarr", np.loadtxt(to.folder / "table.csv", delimiter=",", skiprows=1))
     to.command("in place", "register", "array.zarr", "placed.zarr", *BUDGET)
     to.command("in place", "release", "placed.zarr", "placed-release.zarr", *COMMANDS["gaussian"])

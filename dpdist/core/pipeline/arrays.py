@@ -41,7 +41,7 @@ from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.core.release import archive, stages
 from dpdist.core.release.advice import choice_refused
 from dpdist.core.release.artefact import Heading, Release, open_release
-from dpdist.core.release.plan import Dimensions, Plan, bound_of, planned, proved, require_known_norm
+from dpdist.core.release.plan import Dimensions, Plan, bound_of, planned, proved, require_schema
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.release.transaction import commit_once
 from dpdist.core.release.trusted import Answer, MomentTransaction, stands_at
@@ -150,7 +150,7 @@ def release_array(
         raise DataError("X has no rows, so there is nothing to release.")
     if request.for_reproduction:
         raise RefusedError("Rows in memory cannot be released for reproduction: ingest them, and use the command line.")
-    require_known_norm(request)
+    require_schema(request, None)
     columns = len(rows.names)
     survey = rows.survey(bound_of(request, Dimensions(columns), RowBound.grid_bits), register.key)
     if not survey.rows:

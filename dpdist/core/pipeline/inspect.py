@@ -249,8 +249,10 @@ def _release(store: Store) -> Facts:
     bound, weights, chosen = release.bound, release.weights, {} if release.stage is None else release.stage.chosen
     whole = "norm of a row" if bound.whole else "clip norm"
     clipped = "numbers" if bound.whole and bound.numbers else "rows"
-    norm = rounded_norm(bound.numbers_norm or bound.shortened_norm)
-    grid = f"the {whole} is 2^{bound.grid_bits} steps; {clipped} were clipped to norm {norm}"
+    norm = rounded_norm(bound.numbers_norm)
+    clipped = f"{clipped} were clipped to norm {norm}, and" if bound.numbers else "rows were"
+    grid = f"the {whole} is 2^{bound.grid_bits} steps; {clipped} rounded without bias"
+    own = bound.whole and release.schema is not None and (bound.centre, bound.scale) == release.schema.contrasts
     times = f"each added {min(weights)} to {max(weights)} times" if weights else ""
     lines = [
         ("release", release.release_id),
@@ -258,10 +260,11 @@ def _release(store: Store) -> Facts:
         ("proved", release.guarantee_words()),
         *(("caution", caution) for caution in release.cautions),
         ("clip norm", exactly(bound.clip_norm) + (", mean released as well" if bound.constant else "")),
-        ("grid", f"{grid}, and rounded without bias"),
+        ("grid", grid),
         ("stage", stage_words(release).strip()),
-        ("shifted by", "a public centre" * (bound.centre is not None and "centre" not in chosen)),
-        ("scaled by", "a public scale" * (bound.scale is not None and "scale" not in chosen)),
+        ("centre", "categories and booleans are about their middles, which follow from the schema" if own else ""),
+        ("shifted by", "a public centre" * (bound.centre is not None and not own and "centre" not in chosen)),
+        ("scaled by", "a public scale" * (bound.scale is not None and not own and "scale" not in chosen)),
         ("rows", "not published" if release.rows is None else str(release.rows)),
         ("columns", columns_line(release.names)),
         ("schema", schema_line(release.schema)),

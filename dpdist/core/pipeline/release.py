@@ -229,7 +229,7 @@ def require_releasable(table: Table, request: ReleaseRequest, budget: PrivacyLos
     if guarantee is None or request.for_reproduction:
         raise UsageError("A release for reproduction has no budget. Ingest the file, and release its rows.")
     checks.require_small_delta(guarantee.loss, request.neighbours, table.rows, accepted=request.accept_large_delta)
-    advice.require_centre_of_dropped(table, centred=_centred(request))
+    _require_centre(transaction)
     if not Filter(budget, caps_for(budget, guarantee)).holds(guarantee):
         raise UsageError(f"A release of {guarantee.loss} exceeds the budget {budget}. Nothing was declared or spent.")
     if request.chooses:
@@ -244,13 +244,14 @@ def _report_free_norm(transaction: trusted.MomentTransaction, on_message: Callab
         on_message(f"{free} A privately chosen one may be smaller, with less noise.")
 
 
-def _centred(request: ReleaseRequest) -> bool:
-    return request.centre is not None or "scale" in request.chooses
-
-
 def _require_centre(transaction: trusted.MomentTransaction) -> None:
     """Refuse a table with dropped rows and no centre."""
-    advice.require_centre_of_dropped(transaction.table, centred=_centred(transaction.plan.request))
+    request, schema = transaction.plan.request, transaction.table.schema
+    # zero is the centre of numbers whose ranges are scaled, and there may be none
+    by_schema = schema is not None and (schema.scale == "range" or not schema.numbers)
+    centred = request.centre is not None or "scale" in request.chooses
+    centred = centred or (by_schema and transaction.plan.bound.centre is not None)
+    advice.require_centre_of_dropped(transaction.table, centred=centred)
 
 
 def _reproduced(transaction: trusted.MomentTransaction, cluster: Cluster, ledger: AnyLedgerAddress | None) -> Outcome:

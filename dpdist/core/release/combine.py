@@ -32,6 +32,7 @@ import numpy.typing as npt
 
 from dpdist.core.errors import DataError, RefusedError, UsageError
 from dpdist.core.mechanisms.noise_law import Noise
+from dpdist.core.naming import parameter
 from dpdist.core.privacy.accounting import composed_epsilon_micro
 from dpdist.core.privacy.guarantee import ATTO, Arithmetic, Guarantee, PrivacyLoss
 from dpdist.core.release.archive import archived, publish
@@ -299,6 +300,14 @@ def _require_alike(first: Release, other: Release, *, weighted: bool = False) ->
         ("mechanism", first.mechanism == other.mechanism),
     ):
         if not same:
+            bits = first.bound.grid_bits, other.bound.grid_bits
+            if bits[0] != bits[1]:
+                give = parameter("grid_bits", str(max(bits)))
+                raise UsageError(
+                    f"{first.release_id} and {other.release_id} differ in their grid bits ({bits[0]} and {bits[1]}), "
+                    f"which follow from the numbers of rows, so they cannot be added. Make releases that are to be "
+                    f"added with {give}."
+                )
             raise UsageError(
                 f"{first.release_id} and {other.release_id} differ in their {aspect}, so they cannot be added. Combine "
                 "releases with the same parameters."

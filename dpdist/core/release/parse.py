@@ -41,18 +41,19 @@ def request_from(
     loss = PrivacyLoss.parse(options.epsilon, options.delta or "0")
     if options.delta is not None and not loss.delta_atto:
         raise DataError("Delta must be between 0 and 1, both excluded; for pure privacy leave it out.")
-    shift = public_numbers(options.centre, options.scale, folder, vectors)
+    shift = public_numbers(options.centre or Centring.NONE, options.scale, folder, vectors)
+    centre = options.centre
     if options.clip is None:  # the release chooses what was not given
         scale = "private" if options.scale == "none" and shift.get("scale") is None else options.scale
-        centre = "private" if options.centre == "none" and shift.get("centre") is None else options.centre
-        options = replace(options, clip=Clip("auto"), scale=scale, centre=centre)
+        centre = "private" if centre is None and shift.get("centre") is None else centre
+        options = replace(options, clip=Clip("auto"), scale=scale)
     chosen = options.mechanism or recommended(loss.delta_atto)
     request = ReleaseRequest(
         mechanism=chosen,
         loss=loss,
         clip_norm=clip_from(options.clip),
         neighbours=neighbours_of(options.neighbours),
-        centring=Centring.PRIVATE if options.centre == Centring.PRIVATE else Centring.NONE,
+        centring=None if centre is None else Centring(centre) if centre in set(Centring) else Centring.NONE,
         grid_bits=options.grid_bits,
         period=options.period,
         name=options.id,
@@ -118,7 +119,7 @@ def norms_request_from(options: ReleaseOptions, grid: str) -> NormsRequest:
             f"{parameter('scale', 'private')} is chosen by the release, and the clip norm is in scaled units: release "
             f"with {parameter('clip', 'auto')}, or pass a public scale."
         )
-    shift = public_numbers(options.centre, options.scale, Path())
+    shift = public_numbers(options.centre or Centring.NONE, options.scale, Path())
     return NormsRequest(
         PrivacyLoss.parse(options.epsilon, options.delta or "0"),
         NormGrid.parse(grid),

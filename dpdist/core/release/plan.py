@@ -85,6 +85,11 @@ class Dimensions:
         """Number of columns that are clipped."""
         return self.columns if self.schema is None else len(self.schema.numbers)
 
+    @property
+    def constant_bits(self) -> int:
+        """The constant of private centring is the norm of a row over two to this power."""
+        return 1 if self.schema is None else self.schema.constant_bits
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -121,7 +126,7 @@ class Plan:
         request = self.request
         return {
             **common_parameters(table, request.mechanism, request.loss, request.neighbours),
-            "centring": request.centring.value,
+            "centring": (request.centring or Centring.NONE).value,
             "bound": self._bound_json(),
             "period": request.period,
             "options": request.mechanism_info.filled(request.options),
@@ -155,12 +160,8 @@ def plan_of(request: ReleaseRequest, table: Table) -> Plan:
             f"There is no column {', '.join(missing)}; there are {listed(table.names)}.", parameter="targets"
         )
     size = Dimensions.of(table, request.neighbours)
-    if request.chooses and not size.numbers:
-        raise UsageError(
-            "These rows have no numbers to scale or clip, only categories and booleans. Release them with "
-            f"{parameter('clip', 'schema')} and {parameter('centre', 'private')}."
-        )
-    plan = planned(with_norm_of(table.schema, request, size), size)
+    require_schema(request, table.schema)
+    plan = planned(request, size)
     guarantee = plan.guarantee
     if guarantee is not None and guarantee.mu_squared is None and table.unit and table.unit.max_periods is not None:
         raise RefusedError(
@@ -170,8 +171,23 @@ def plan_of(request: ReleaseRequest, table: Table) -> Plan:
     return plan
 
 
+def require_schema(request: ReleaseRequest, schema: Schema | None) -> None:
+    """Refuse what follows from a schema where there is none, or one that leaves it open."""
+    if request.clip_norm == "schema" and (schema is None or schema.clip_norm is None):
+        lacks = "the schema leaves a range open."
+        if schema is None:
+            lacks = "these rows have none. For rows in memory, pass slightly more than its norm: 1.01 * schema.norm."
+        raise UsageError(f"{parameter('clip', 'schema')} needs a schema with a range for every number, and {lacks}")
+    if request.centring is Centring.SCHEMA and schema is None:
+        raise UsageError(
+            f"{parameter('centre', 'schema')} is for rows that were ingested with a schema. These have none: use "
+            f"{parameter('centre', 'private')}."
+        )
+
+
 def planned(request: ReleaseRequest, size: Dimensions) -> Plan:
     """Plan a release of a table with these dimensions."""
+    request = by_schema(request, size)
     bits = _grid_bits(request, size)
     bound = bound_of(request, size, bits)
     if not request.chooses:
@@ -206,15 +222,6 @@ def planned(request: ReleaseRequest, size: Dimensions) -> Plan:
     return Plan(request, size, bound, moment, guarantee, moment_loss, stages, shares, choice)
 
 
-def require_known_norm(request: ReleaseRequest) -> None:
-    """Refuse a clip norm that follows from a schema where there is none."""
-    if request.clip_norm == "schema":
-        raise UsageError(
-            f"{parameter('clip', 'schema')} is for rows that were ingested with a schema. For rows in memory, "
-            "pass a number slightly above the norm of their schema: 1.01 * schema.norm."
-        )
-
-
 def without_choices(request: ReleaseRequest) -> ReleaseRequest:
     """Return the request of a moment alone: with a clip norm of 1 and no scale for what a release would choose."""
     if not request.chooses:
@@ -227,7 +234,7 @@ def without_choices(request: ReleaseRequest) -> ReleaseRequest:
 
 
 def bound_of(request: ReleaseRequest, size: Dimensions, grid_bits: int) -> RowBound:
-    """Return how rows are bounded, with placeholders for what is open; private centring appends C/2.
+    """Return how rows are bounded, with placeholders for what is open; private centring appends a constant.
 
     Categories and booleans are contrasts where numbers are centred or scaled privately (:attr:`Schema.contrasts`).
     """
@@ -242,8 +249,7 @@ def bound_of(request: ReleaseRequest, size: Dimensions, grid_bits: int) -> RowBo
         grid_bits=grid_bits,
         centre=centre,
         scale=scale,
-        # C/2 is within 3 % of the best choice for means of norm at least C/4
-        constant=2 ** (grid_bits - 1) if private else 0,
+        constant=2 ** (grid_bits - size.constant_bits) if private else 0,
     )
     clip = auto_clip(size.numbers) if request.clip_norm == "auto" else request.clip_norm
     if isinstance(clip, str):
@@ -347,17 +353,37 @@ def proved(guarantee: Guarantee | None) -> Guarantee:
     return guarantee
 
 
-def with_norm_of(schema: Schema | None, request: ReleaseRequest, size: Dimensions) -> ReleaseRequest:
-    """Return a request whose clip norm follows from a schema with that number; others are returned unchanged."""
-    if request.clip_norm != "schema":
-        return request
-    if schema is None or schema.clip_norm is None:
-        lacks = "the schema leaves a range open" if schema is not None else "these rows have none"
-        raise UsageError(f"{parameter('clip', 'schema')} needs a schema with a range for every number, and {lacks}.")
-    if schema.whole().columns:
-        return replace(request, clip_norm=schema.clip_norm)
-    bits = _grid_bits(request, size)
-    return replace(request, clip_norm=unclipped_norm(schema.clip_norm, size.columns, bits), grid_bits=bits)
+def by_schema(request: ReleaseRequest, size: Dimensions) -> ReleaseRequest:
+    """Return a request with what follows from the schema of the rows, or from there being none; idempotent."""
+    schema = size.schema
+    if schema is not None and request.chooses and not size.numbers:
+        if request.targets:
+            raise UsageError("These rows have no numbers to scale, only categories and booleans.", parameter="targets")
+        scale = None if request.scale == "private" else request.scale
+        request = replace(  # nothing to choose: the norms of such rows are public
+            request, clip_norm=float(schema.clip_norm or 1), scale=scale, scale_share=None, clip_share=None,
+            components=None,
+        )  # fmt: skip
+    if request.clip_norm == "schema" and schema is not None and schema.clip_norm is not None:
+        bits = request.grid_bits if size.whole else _grid_bits(request, size)
+        norm = schema.clip_norm if size.whole else unclipped_norm(schema.clip_norm, size.columns, bits or 0)
+        request = replace(request, clip_norm=norm, grid_bits=bits)
+    return _centred_by_schema(request, size)
+
+
+def _centred_by_schema(request: ReleaseRequest, size: Dimensions) -> ReleaseRequest:
+    """Return a request with a centring that is none or private."""
+    vectors, centring = request.centre is not None or isinstance(request.scale, tuple), request.centring
+    if centring is None:
+        centring = Centring.SCHEMA if size.whole and not vectors else Centring.NONE
+    if centring is not Centring.SCHEMA:
+        return replace(request, centring=centring)
+    additive = request.mechanism_info.additive
+    request = replace(request, centring=Centring.PRIVATE if additive else Centring.NONE)
+    if size.schema is None or not size.whole or request.scale == "private" or (additive and not vectors):
+        return request  # :func:`bound_of` knows the contrasts
+    centre, scale = size.schema.contrasts
+    return replace(request, centre=centre, scale=request.scale or scale)
 
 
 def auto_clip(columns: int) -> float:

@@ -41,8 +41,11 @@ class Centring(enum.StrEnum):
     NONE : str
         ``"none"``: the second moment about zero, or about a public centre.
     PRIVATE : str
-        ``"private"``: each row x gets one more entry, half the clip norm, and one release contains the second moment
-        and the sum of the rows.
+        ``"private"``: each row x gets one more entry, half the norm C of a row or a quarter
+        (:attr:`dpdist.core.rows.schema.Schema.constant_bits`), and one release contains the second moment and the sum
+        of the rows. Categories and booleans of a schema are about their public middles.
+    SCHEMA : str
+        ``"schema"``: the same for rows with a schema; without the mean for mechanisms that cannot release it.
 
     See Also
     --------
@@ -59,7 +62,9 @@ class Centring(enum.StrEnum):
     NONE = "none"
     """Second moment about zero, or about a public centre."""
     PRIVATE = "private"
-    """Rows are augmented to [x; C/2]; one release gives second moment and sum of the rows."""
+    """Rows are augmented to [x; constant]; one release gives second moment and sum of the rows."""
+    SCHEMA = "schema"
+    """Categories and booleans about the middles that follow from the schema, and the mean where it can be released."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +88,9 @@ class ReleaseRequest:
         rows without centre and scale.
     neighbours : Neighbours or str, default Neighbours.REPLACE_ONE
         The neighbouring relation.
-    centring : Centring or str, default Centring.NONE
-        Whether the mean is released too, at no extra cost.
+    centring : Centring or str, default None
+        Whether the mean is released too, at no extra cost. None: as by a schema with categories or booleans, if neither
+        a public centre nor a public scale is given; otherwise not.
     centre : tuple of float, default None
         Public shift, one number for each of the d columns. None: no shift.
     scale : tuple of float or "private", default None
@@ -143,7 +149,7 @@ class ReleaseRequest:
     loss: PrivacyLoss
     clip_norm: float | Word
     neighbours: Neighbours = Neighbours.REPLACE_ONE
-    centring: Centring = Centring.NONE
+    centring: Centring | None = None
     centre: tuple[float, ...] | None = None
     scale: tuple[float, ...] | Literal["private"] | None = None
     grid_bits: int | None = None
@@ -161,9 +167,12 @@ class ReleaseRequest:
     def __post_init__(self) -> None:
         # normalised first, because values are compared and hashed into the id
         object.__setattr__(self, "neighbours", neighbours_of(self.neighbours))
-        if self.centring not in tuple(Centring):
-            raise UsageError(f"centring must be one of {', '.join(Centring)}, not {self.centring!r}.")
-        object.__setattr__(self, "centring", Centring(self.centring))
+        if self.centring is not None:
+            if self.centring not in tuple(Centring):
+                raise UsageError(f"centring must be one of {', '.join(Centring)}, not {self.centring!r}.")
+            object.__setattr__(self, "centring", Centring(self.centring))
+        if self.centring is Centring.SCHEMA and self.centre is not None:
+            raise UsageError(f"{parameter('centre', 'schema')} is a public centre already: pass no other.")
         object.__setattr__(self, "targets", tuple(sorted(set(self.targets))))
         for share in ("scale_share", "clip_share"):
             value = getattr(self, share)
@@ -235,7 +244,8 @@ class ReleaseRequest:
     @property
     def centred(self) -> bool:
         """Whether answers are about a mean or a centre: released with the moment, chosen before it, or public."""
-        return self.centring is Centring.PRIVATE or self.centre is not None or "scale" in self.chooses
+        released = self.centring in {Centring.PRIVATE, Centring.SCHEMA}
+        return released or self.centre is not None or "scale" in self.chooses
 
     @property
     def mechanism_info(self) -> MechanismInfo:

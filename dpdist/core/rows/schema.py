@@ -33,6 +33,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpdist.core.errors import UsageError
@@ -348,6 +349,41 @@ class Schema(_SchemaFields):
                 centre[value] = ((low + high) / 2 - shift) * factor
                 scale[value] = (high - low) * factor / (math.sqrt(2) * weight)
         return tuple(centre), tuple(scale)
+
+    @cached_property
+    def constant_bits(self) -> int:
+        """The constant of private centring is the norm C of a row over two to this power: C/2, or C/4.
+
+        A smaller constant makes tables of two categories more accurate, and means less. With numbers it is C/2: C/4
+        would make noise on means 1.7 times larger, and on covariances and tables some 15 % smaller. Without numbers it
+        is the one with less variance in the cells of all tables of two columns, from least squares: if w_i is the
+        weight of column i of k_i values, and c the constant, noise of variance ``s² = (C² + c²)²`` has
+
+            ``s² (v_i (k_i - 1) / k_j + v_j (k_j - 1) / k_i + (k_i - 1) (k_j - 1) / (2 w_i² w_j²))``,
+
+        ``1 / v_i = w_i² (2 c² + w_i² (1 - 2 / k_i))``, in the sum over the cells of columns i and j. The best real
+        number has at most 8 % less on tables from 2 to 40 columns of 2 to 40 values. It follows from the schema alone,
+        so that releases of periods and of several tables can be added.
+        """
+        kinds = [
+            (float(column.weight or 1) ** 2, float(column.width if column.one_hot else 2))
+            for column in self.columns
+            if column.stored and column.whole
+        ]
+        if self.numbers:
+            return 1
+        square = math.fsum(weight * (1 - 1 / k) for weight, k in kinds)
+
+        def variance(bits: int) -> float:
+            constant = square / float(4**bits)
+            margins = [1 / (weight * (2 * constant + weight * (1 - 2 / k))) for weight, k in kinds]
+            cells = math.fsum(
+                margins[i] * (k - 1) / m + margins[j] * (m - 1) / k + (k - 1) * (m - 1) / (2 * w * v)
+                for (i, (w, k)), (j, (v, m)) in combinations(enumerate(kinds), 2)
+            )
+            return cells * (square + constant) * (square + constant)
+
+        return min((1, 2), key=variance)
 
     @cached_property
     def numbers(self) -> tuple[int, ...]:

@@ -194,7 +194,7 @@ def test_every_row_has_its_numbers_clipped_to_one_norm_whatever_its_categories(v
     assert (lengths > 2).mean() > 0.2
 
 
-def test_what_cannot_be_scaled_or_varies_in_no_column_is_refused_and_costs_nothing(tmp_path: Path) -> None:
+def test_where_no_number_is_to_choose_a_private_choice_is_that_of_the_schema_and_costs_nothing(tmp_path: Path) -> None:
     frame = customers(1)[list(KINDS)]
     single = [Column("one", "category", categories=["x"]), Column("two", "category", categories=["y"])]
     for name, columns in (("one", single), ("kinds", SCHEMA.columns[:3])):
@@ -202,15 +202,22 @@ def test_what_cannot_be_scaled_or_varies_in_no_column_is_refused_and_costs_nothi
         source.to_parquet(tmp_path / f"{name}.parquet")
         rows = tmp_path / f"{name}.zarr"
         dpdist.ingest_rows(tmp_path / f"{name}.parquet", rows, budget=LOSS, schema=schema)
-        for asked in ({"clip_norm": "auto", "scale": "private"}, {"clip_norm": "private"}):
-            with pytest.raises(UsageError, match="no numbers to scale or clip"):
-                dpdist.release_rows(rows, tmp_path / "no.zarr", ReleaseRequest("gaussian", LOSS, **asked))  # type: ignore[arg-type]
-        request = ReleaseRequest("gaussian", LOSS, "schema", centring="private")  # type: ignore[arg-type]
+        request = ReleaseRequest("gaussian", LOSS, "schema")
         if name == "one":
             with pytest.raises(UsageError, match="no column varies"):
                 dpdist.release_rows(rows, tmp_path / "no.zarr", request)
-        assert dpdist.Ledger(tmp_path / f"{name}.ledger").records == []
-    found = dpdist.release_rows(tmp_path / "kinds.zarr", tmp_path / "kinds.release.zarr", request).release
+            assert dpdist.Ledger(tmp_path / f"{name}.ledger").records == []
+    found = dpdist.release_rows(rows, tmp_path / "kinds.release.zarr", request).release
+    for asked in ({"clip_norm": "auto", "scale": "private"}, {"clip_norm": "private"}):
+        for centring in ("private", "schema", None):
+            same = replace(request, **asked, centring=centring)  # type: ignore[arg-type]
+            again = dpdist.release_rows(rows, tmp_path / "kinds.release.zarr", same)
+            assert (again.release.release_id, again.fresh) == (found.release_id, False)
+    with pytest.raises(UsageError, match="only categories and booleans"):
+        dpdist.release_rows(
+            rows, tmp_path / "no.zarr", replace(same, scale="private", clip_norm="auto", targets=("plan=plan0",))
+        )
+    assert len(dpdist.Ledger(tmp_path / "kinds.ledger").records) == 1
     lengths = clipped_rows(found)
     assert lengths.longest == pytest.approx(lengths.norm, rel=1e-4)
     assert chi_square(found, frame) > 1e-5

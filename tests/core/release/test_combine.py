@@ -218,6 +218,11 @@ def tree(**changes: Release) -> dict[Node, Release]:
     return {node: changes.get(f"n{node.start}_{node.stop}", default) for node, default in releases.items()}
 
 
+def test_sites_whose_grids_follow_from_their_rows_learn_the_option_to_give() -> None:
+    with pytest.raises(UsageError, match=r"grid bits \(4 and 5\), .*Make releases .* with grid_bits=5"):
+        combined([release(1), release(2, bound=replace(BOUND, grid_bits=5))])
+
+
 def test_the_best_estimate_of_a_node_weighs_each_level_by_its_periods() -> None:
     releases = tree()
     total = estimated(Node(4, 8), releases.__getitem__)

@@ -107,7 +107,7 @@ def test_a_release_is_flushed_before_its_publication_is_recorded(
     assert flushed
 
 
-@pytest.mark.parametrize("centring", list(Centring))
+@pytest.mark.parametrize("centring", [Centring.NONE, Centring.PRIVATE])
 @pytest.mark.parametrize(("mechanism", "delta"), [("two-sided-wishart", "0"), ("gaussian", "1e-6")])
 def test_under_add_remove_neither_the_number_of_rows_nor_an_exact_entry_is_anywhere(
     transaction: MomentTransaction,

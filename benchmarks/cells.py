@@ -1,0 +1,215 @@
+"""Cells of all tables of two categories from one release, against formula and truth.
+
+    python -m benchmarks.cells benchmarks/results/cells --data FOLDER
+
+FOLDER has a9a.npz, covertype.npz and cardiotocography.npz; numbers are cut into bins of equal width on public ranges,
+so that each data set is a table of categories. It is released at epsilon 1, delta 1e-6, under both relations, with the
+default bound of a schema (categories about 1/k, and a constant), and with categories about zero and no constant, as
+one-hot columns. From the former all tables of two columns follow by least squares:
+
+    n = known, or the generalised mean of the constant and the diagonal,
+    r_i = (2 c U'M_i0 + U' diag(P M_ii P)) / (2 c² + 1 - 2/k_i),    R_ij = U_i' M_ij U_j,
+
+with the constant c, P = I - 11'/k, and U an orthonormal basis of the complement of 1; the table is
+``n/(k_i k_j) 11' + U_i r_i 1'/k_j + 1 r_j'U_j'/k_i + U_i R_ij U_j'``. Shown are the root of the mean squared error of
+all cells, that which the variances of these terms give, and that of one-hot columns. The constant is that of the
+schema (:attr:`Schema.constant_bits`), and the last columns have the errors that others would give, by the formula.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+import dpdist
+from dpdist.core.rows.schema import Schema
+
+Matrix = npt.NDArray[np.float64]
+Codes = dict[str, tuple[int, npt.NDArray[np.int64]]]
+DRAWS = 6
+LOSS = dpdist.PrivacyLoss.parse("1", "1e-6")
+_A9A = (5, 8, 5, 16, 5, 7, 14, 6, 5, 2, 2, 2, 5, 41)
+_COVERTYPE = (
+    (1800, 3900), (0, 360), (0, 70), (0, 1400), (-200, 620), (0, 7200), (0, 255), (0, 255), (0, 255), (0, 7200),
+)  # fmt: skip
+_CARDIO = {
+    "LB": (100, 165), "ASTV": (0, 100), "MSTV": (0, 7), "ALTV": (0, 100), "MLTV": (0, 50), "Width": (0, 180),
+    "Min": (50, 160), "Max": (120, 240), "Mode": (60, 190), "Mean": (70, 185), "Median": (75, 190), "AC": (0, 0.02),
+    "UC": (0, 0.015),
+}  # fmt: skip
+
+
+def bins(values: Matrix, ends: tuple[float, float], count: int) -> tuple[int, npt.NDArray[np.int64]]:
+    """Return the number of bins of equal width, and the bin of each value."""
+    low, high = ends
+    return count, np.clip(((values - low) / (high - low) * count).astype(int), 0, count - 1)
+
+
+def tables_of(folder: Path) -> dict[str, Codes]:
+    """Return the data sets as categories: number of values and codes of each column."""
+    found: dict[str, Codes] = {"a9a": {}, "covertype": {}, "cardiotocography": {}}
+    file, at = np.load(folder / "a9a.npz"), 0
+    for number, size in enumerate(_A9A):
+        block = file["X"][:, at : at + size]
+        at += size
+        missing = block.sum(1) == 0  # a category of its own
+        found["a9a"][f"a{number}"] = size + int(missing.any()), np.where(missing, size, block.argmax(1))
+    found["a9a"]["income"] = 2, (file["y"] > 0).astype(int)
+    file = np.load(folder / "covertype.npz")
+    for number, ends in enumerate(_COVERTYPE):
+        found["covertype"][f"c{number}"] = bins(file["X"][:, number].astype(float), ends, 5)
+    kinds = {"wilderness": (4, file["X"][:, 10:14]), "soil": (40, file["X"][:, 14:])}
+    found["covertype"] |= {name: (size, block.argmax(1)) for name, (size, block) in kinds.items()}
+    found["covertype"]["cover"] = 2, file["y"].astype(int)
+    file = np.load(folder / "cardiotocography.npz")
+    names = [str(name) for name in file["feature_names"]]
+    for name, ends in _CARDIO.items():
+        found["cardiotocography"][name] = bins(file["X"][:, names.index(name)], ends, 4)
+    found["cardiotocography"] |= {"NSP": (3, file["y"].astype(int) - 1), "class": (10, file["y_class"].astype(int) - 1)}
+    return found
+
+
+def schema_of(codes: Codes) -> Schema:
+    """Return the public description of such a table."""
+    return Schema(
+        [
+            dpdist.Column(name, "category", categories=[str(value) for value in range(size)])
+            for name, (size, _) in codes.items()
+        ]
+    )
+
+
+def blocks_of(sizes: list[int]) -> list[slice]:
+    """Return the columns of the rows of each category."""
+    ends = np.cumsum(sizes)
+    return [slice(int(end - size), int(end)) for size, end in zip(sizes, ends, strict=True)]
+
+
+def tables_from(release: dpdist.Release, sizes: list[int]) -> Matrix:
+    """Return all tables of two columns, as a matrix of cells, from a release with a constant."""
+    constant = release.bound.constant * release.bound.unit
+    moment = np.asarray(release.second_moment)
+    moment = moment - release.noise.mean_diagonal * release.bound.unit**2 * np.eye(len(moment))
+    sums = constant * np.asarray(release.row_sum)
+    blocks, centred, margins = blocks_of(sizes), [np.eye(k) - 1 / k for k in sizes], list[Matrix]()
+    if release.rows is not None:
+        n = float(release.rows)
+    else:
+        traces = sum(float(np.trace(moment[at, at])) / k for at, k in zip(blocks, sizes, strict=True))
+        corner = float(release.row_count or 0) * constant**2
+        n = (constant**2 * corner + traces) / (constant**4 + sum((k - 1) / k**2 for k in sizes))
+    for at, k, project in zip(blocks, sizes, centred, strict=True):
+        diagonal = project @ np.diag(project @ moment[at, at] @ project)
+        margins.append((2 * constant * project @ sums[at] + diagonal) / (2 * constant**2 + 1 - 2 / k))
+    cells = np.zeros_like(moment)
+    for i, (at, k) in enumerate(zip(blocks, sizes, strict=True)):
+        for j, (beside, m) in enumerate(zip(blocks, sizes, strict=True)):
+            both = centred[i] @ moment[at, beside] @ centred[j]
+            cells[at, beside] = n / (k * m) + margins[i][:, None] / m + margins[j] / k + both
+    return cells
+
+
+def expected(sizes: list[int], constant: float, variance: float, *, public: bool) -> float:
+    """Return the root mean squared error of a cell by the formula; ``variance`` is that of the diagonal."""
+    of_n = 0.0 if public else variance / (constant**4 + sum((k - 1) / k**2 for k in sizes))
+    margins = [variance / (2 * constant**2 + 1 - 2 / k) for k in sizes]
+    total = cells = 0.0
+    for i, k in enumerate(sizes):
+        for j, m in enumerate(sizes[:i]):
+            each = of_n / (k * m) ** 2 + margins[i] * (1 - 1 / k) / m**2 + margins[j] * (1 - 1 / m) / k**2
+            total += (each + variance / 2 * (1 - 1 / k) * (1 - 1 / m)) * k * m
+            cells += k * m
+    return float(np.sqrt(total / cells))
+
+
+def measured(codes: Codes, neighbours: str, draws: int, folder: Path) -> dict[str, Any]:
+    """Return the errors of cells of a data set under one relation."""
+    sizes = [size for size, _ in codes.values()]
+    frame = pd.DataFrame({name: values.astype(str) for name, (_, values) in codes.items()})
+    frame.to_parquet(folder / "t.parquet")
+    schema, rows = schema_of(codes), folder / f"{neighbours}.zarr"
+    budget = dpdist.PrivacyLoss.parse("1000", "1e-2")
+    dpdist.ingest_rows(folder / "t.parquet", rows, budget=budget, schema=schema)
+    exact = schema.transform(frame).to_numpy()
+    exact = exact.T @ exact
+    outside = np.ones(exact.shape, dtype=bool)
+    for at in blocks_of(sizes):
+        outside[at, at] = False  # the diagonal blocks are no tables of two columns
+    errors: dict[str, list[float]] = {"schema": [], "none": []}
+    for draw in range(draws):
+        for centring, found in errors.items():
+            request = dpdist.ReleaseRequest(
+                "gaussian", LOSS, "schema", neighbours, centring=centring, rows_at_most=10**6, name=f"{centring}{draw}"
+            )  # fmt: skip
+            release = dpdist.release_rows(rows, folder / f"{neighbours}-{centring}{draw}.zarr", request).release
+            cells = tables_from(release, sizes) if centring == "schema" else np.asarray(release.second_moment)
+            found.append(float(np.sqrt(((cells - exact)[outside] ** 2).mean())))
+            bound, variance = release.bound, (release.noise.variance_diagonal or 0) * release.bound.unit**4
+            if centring == "schema":
+                norm, constant = bound.row_norm, bound.constant * bound.unit
+                by_formula = expected(sizes, constant, variance, public=release.rows is not None)
+                unit = variance / (norm**2 + constant**2) ** 2
+    others = {
+        f"C/{2**bits}": expected(
+            sizes, norm / 2**bits, unit * (norm**2 * (1 + 4.0**-bits)) ** 2, public=release.rows is not None
+        )
+        for bits in range(4)
+    }
+    return {
+        "rows": len(frame), "columns": len(sizes), "cells": int(outside.sum()) // 2,
+        "constant over C": constant / norm, "measured": float(np.sqrt(np.mean(np.square(errors["schema"])))),
+        "formula": by_formula, "one-hot": float(np.sqrt(np.mean(np.square(errors["none"])))), "others": others,
+    }  # fmt: skip
+
+
+def text_of(found: dict[str, Any]) -> str:
+    """Return the results as a page."""
+    lines = [
+        "# Cells of all tables of two categories, from one release",
+        "",
+        f"Epsilon 1, delta 1e-6, `gaussian`, {found['draws']} draws; root mean squared error of a cell, in rows.",
+        "",
+        "| | rows | tables | cells | constant | by the product | formula | one-hot | C | C/2 | C/4 | C/8 |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, one in found["tables"].items():
+        count = one["columns"] * (one["columns"] - 1) // 2
+        others = " | ".join(f"{error:.1f}" for error in one["others"].values())
+        lines.append(
+            f"| {name} | {one['rows']:,} | {count} | {one['cells']:,} | {one['constant over C']:.3g} C | "
+            f"**{one['measured']:.1f}** | {one['formula']:.1f} | {one['one-hot']:.1f} | {others} |"
+        )
+    lines += ["", "The last four columns are what other constants would give, by the formula."]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Measure and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("target", type=Path)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--draws", type=int, default=DRAWS)
+    asked = parser.parse_args()
+    found: dict[str, Any] = {"draws": asked.draws, "tables": {}}
+    warnings.simplefilter("ignore")
+    for name, codes in tables_of(asked.data).items():
+        for neighbours in ("add-remove", "replace-one"):
+            with tempfile.TemporaryDirectory() as folder:
+                found["tables"][f"{name}, {neighbours}"] = measured(codes, neighbours, asked.draws, Path(folder))
+            sys.stderr.write(f"{name}, {neighbours}\n")
+    asked.target.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
+    asked.target.with_suffix(".md").write_text(text_of(found))
+    sys.stdout.write(text_of(found))
+
+
+if __name__ == "__main__":
+    main()
