@@ -38,10 +38,10 @@ Codes = dict[str, tuple[int, npt.NDArray[np.int64]]]
 DRAWS = 6
 LOSS = dpdist.PrivacyLoss.parse("1", "1e-6")
 _A9A = (5, 8, 5, 16, 5, 7, 14, 6, 5, 2, 2, 2, 5, 41)
-_COVERTYPE = (
+_COVERTYPE: tuple[tuple[float, float], ...] = (
     (1800, 3900), (0, 360), (0, 70), (0, 1400), (-200, 620), (0, 7200), (0, 255), (0, 255), (0, 255), (0, 7200),
 )  # fmt: skip
-_CARDIO = {
+_CARDIO: dict[str, tuple[float, float]] = {
     "LB": (100, 165), "ASTV": (0, 100), "MSTV": (0, 7), "ALTV": (0, 100), "MLTV": (0, 50), "Width": (0, 180),
     "Min": (50, 160), "Max": (120, 240), "Mode": (60, 190), "Mean": (70, 185), "Median": (75, 190), "AC": (0, 0.02),
     "UC": (0, 0.015),
@@ -148,7 +148,8 @@ def measured(codes: Codes, neighbours: str, draws: int, folder: Path) -> dict[st
     for draw in range(draws):
         for centring, found in errors.items():
             request = dpdist.ReleaseRequest(
-                "gaussian", LOSS, "schema", neighbours, centring=centring, rows_at_most=10**6, name=f"{centring}{draw}"
+                "gaussian", LOSS, "schema", dpdist.Neighbours(neighbours), centring=dpdist.Centring(centring),
+                rows_at_most=10**6, name=f"{centring}{draw}",
             )  # fmt: skip
             release = dpdist.release_rows(rows, folder / f"{neighbours}-{centring}{draw}.zarr", request).release
             cells = tables_from(release, sizes) if centring == "schema" else np.asarray(release.second_moment)

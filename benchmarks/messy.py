@@ -1,5 +1,7 @@
 """Whether what is told of messy tables holds: twenty tables as people have them, with known truth.
 
+Seven skewed ones are there again with a transform of every column (log1p, or asinh of numbers of both signs).
+
     python -m benchmarks.messy benchmarks/results/messy.json --workers 2
 
 Each table is released 200 times at epsilon .3, 1 and 4 (delta 1e-6) as an ordinary person would: a private scale and
@@ -13,7 +15,7 @@ Of each release these statements are compared with the truth of its clipped rows
 * **largest**, the largest loading of each of these, which is printed first (.90);
 * **shares**, **cosines**, **loadings** and **largest** of the components of the correlation matrix, marked R (.90);
 * the **count** of components: how often more are told than half of whose exact space is met (.90 are not);
-* **clipped**: the bound of how many rows were (.99).
+* **clipped**: both ends of the share of rows that were (.95); or, where they are not counted, the bound (.99).
 
 Slopes and shares of the correlation matrix are compared with the truth of the rows as they are, too (**as they are**,
 **R as they are**): every answer says that it is of clipped rows, and what is known of how many, but those of ranges, so
@@ -59,7 +61,7 @@ EPSILONS = ("0.3", "1", "4")
 STATED = {
     "slopes": 0.95, "r2": 0.95, "covariance": 0.95, "eigenvalues": 0.9, "cosines": 0.9, "loadings": 0.9, "count": 0.9,
     "largest": 0.9, "scores": 0.9, "captured": 0.9, "shares R": 0.9, "cosines R": 0.9, "loadings R": 0.9,
-    "largest R": 0.9, "clipped": 0.99, "as they are": 0.95, "R as they are": 0.9,
+    "largest R": 0.9, "clipped": 0.95, "as they are": 0.95, "R as they are": 0.9,
 }  # fmt: skip
 _K = 5
 """Components that are looked at."""
@@ -147,6 +149,23 @@ TABLES: dict[str, tuple[int, Callable[[Random, int], Floats]]] = {
 }  # fmt: skip
 
 
+def _transformed(name: str) -> tuple[int, Callable[[Random, int], Floats]]:
+    """Return a table with the logarithm of every column without negative numbers, and the arcsine of the others."""
+    rows, make = TABLES[name]
+
+    def made(random: Random, count: int) -> Floats:
+        table = make(random, count)
+        return np.where(table.min(axis=0) >= 0, np.log1p(np.maximum(table, 0)), np.arcsinh(table))
+
+    return rows, made
+
+
+SKEWED = (
+    "exponential", "lognormal .5", "lognormal 1", "Student's t, 3", "thirteen skewed", "mostly zeros", "1 % outliers",
+)  # fmt: skip
+TABLES |= {f"{name}, transformed": _transformed(name) for name in SKEWED}
+
+
 def request_of(name: str, rows: Floats, epsilon: str) -> ReleaseRequest:
     """Return what an ordinary person asks for."""
     loss, names = PrivacyLoss.parse(epsilon, "1e-6"), _names(rows)
@@ -194,7 +213,8 @@ def statements(rows: Floats, request: ReleaseRequest) -> dict[str, float]:
     x = bounded[:, :d]
     told = clipped_rows(release)
     if told.share is not None and told.error is not None:
-        found["clipped"] = float(longer <= told.share + told.error)
+        low, high = told.between or (0.0, told.share + told.error)
+        found["clipped"] = float(low <= longer <= high)
     centred = x - x.mean(axis=0)
     exact = centred.T @ centred / len(x)
     found |= _of_regression(release, rows, x, scale) | _of_components(release, exact)

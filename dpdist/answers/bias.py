@@ -9,9 +9,12 @@ The trace does not show whether rows were clipped or had this norm already: rows
 For rows about a centre (14 tables, in their own units and standardised, clipped at 19 quantiles of their norms), the
 middle half of the shares was .2 to .3 where m was .5 to .6, .25 to .4 at .6 to .7, .35 to .54 at .7 to .8 and .5 to .7
 at .8 to .9, and in another table all rows were clipped there. "Perhaps" below refers to these values, for such rows
-only. If m is 1 within the noise, nearly every row has norm C'. A release that chose its clip norm from a histogram of
-the norms gives another bound: the noisy counts from the bin of the clip norm on. If the schema permits no longer row,
-none was clipped.
+only. If m is 1 within the noise, nearly every row has norm C'. If the schema permits no longer row, none was clipped.
+
+A release that chose its scale counts the longer rows, and one that chose its clip norm has a histogram of the norms:
+then the share of clipped rows is between two ends with probability .95, by the noise of the counts; of a histogram the
+bin with the clip norm counts for the upper end alone. This replaces the bound by the trace. (200 releases each of a
+table with .5, 3 and 25 % clipped rows: see ``tests/answers/test_clipped_share.py``.)
 
 The noise of the trace has the variance ``d v + d (d - 1) c``. Here v is the variance of a diagonal entry, and c the
 covariance of two of them: 0 for independent entries, and ``v - 2 w`` for a rotation-invariant distribution, with w the
@@ -24,12 +27,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dpdist.answers.noise_edge import CONFIDENCE, law_of
 from dpdist.answers.skewed import skewed_message
-from dpdist.core.mechanisms.counts import noise_from_json
+from dpdist.core.mechanisms.counts import CountNoise, noise_from_json
 from dpdist.core.mechanisms.noise_law import Noise
 from dpdist.core.naming import step
 from dpdist.core.release.artefact import Release
@@ -105,10 +109,14 @@ def described(outcome: Outcome) -> str:
     return " ".join(filter(None, said))
 
 
+_CONFIDENT = 1.96
+"""Standard deviations to each side of a count of rows: probability 0.95, if its noise is nearly normal."""
 _FAR = 3.0
 """Standard deviations that bound the noise of the trace with probability 0.998, if it is nearly normal."""
 _GUESSES = {0.5: "perhaps a quarter", 0.6: "perhaps a third", 0.75: "perhaps half", 0.8: "perhaps most"}
 """Share of clipped rows about a centre, by the least mean squared norm over C'²."""
+_MANY = 0.25
+"""Share of clipped rows that causes a warning, if it was counted."""
 _WARN_FROM = 0.6
 """Mean squared norm over C'² that causes a warning, as a third of the rows may be longer."""
 _MOSTLY = 0.9
@@ -124,7 +132,8 @@ class ClippedRows:
     norm: float  # C', in the units of the shifted and scaled rows
     share: float | None  # mean squared norm of the clipped rows over C'², as released; None if unknown
     error: float | None  # bound on the error of the share, with probability 0.998
-    most: float | None = None  # bound on the share of longer rows, by the trace or (probability 0.977) the histogram
+    most: float | None = None  # bound on the share of longer rows, by the trace
+    between: tuple[float, float] | None = None  # both ends of it (probability 0.95), by a count of rows
     longest: float | None = None  # largest norm permitted by the schema, if at most C'
     centred: bool = False  # whether rows were shifted by a centre before clipping
     dropping: tuple[str, ...] = ()  # columns whose missing values replace the row by the centre
@@ -142,7 +151,8 @@ class ClippedRows:
     @property
     def guess(self) -> str:
         """The share of rows about a centre that perhaps were clipped, as text; empty if few."""
-        if not self.centred or self.longest is not None or self.share is None or self.error is None:
+        known = self.longest is not None or self.between is not None
+        if not self.centred or known or self.share is None or self.error is None:
             return ""
         least = self.share - (self.error if self.error > _LARGEST_ERROR else 0)
         return ([""] + [text for share, text in _GUESSES.items() if least >= share])[-1]
@@ -152,6 +162,9 @@ class ClippedRows:
         """What is known of the share of clipped rows, as part of a sentence."""
         if self.longest is not None:
             return f"none is longer than {rounded_norm(self.longest)}"
+        if self.between is not None and not (self.nearly_all and self.between[1] > _MOSTLY):  # all in the last bin
+            low, high = (100 * end for end in self.between)
+            return f"{low:.2g} to {high:.2g}% of them" if low else f"at most {high:.2g}% of them"
         if self.nearly_all:
             return "nearly all were"
         if self.guess:
@@ -173,7 +186,8 @@ class ClippedRows:
             "nearly_all": self.nearly_all,
             "dropping": list(self.dropping),
             "warning": self.warning(),
-            "longer_at_most": 0.0 if self.longest is not None else self.most,
+            "longer_at_most": 0.0 if self.longest is not None else self.between[1] if self.between else self.most,
+            "longer_at_least": self.between[0] if self.between and self.longest is None else 0.0,
         }
 
     def warning(self) -> str:
@@ -188,7 +202,9 @@ class ClippedRows:
                 f"at most {100 * self.error:.2g} %. Variances of the original rows may be larger by any factor. Choose "
                 f"the clip norm privately ({step('bound')}) and release again."
             )
-        few = self.most is not None and self.most < 1 / 3
+        if self.between is not None and self.between[0] >= _MANY:
+            return f"For the rows as they are, slopes, correlations and components are {self.unknown}."
+        few = self.between is not None or (self.most is not None and self.most < 1 / 3)
         if not self.centred and not few and self.error <= _LARGEST_ERROR and self.share - self.error >= _MOSTLY:
             rows = "The numbers of most rows" if self.beside else "Most rows"
             return (
@@ -207,9 +223,16 @@ class ClippedRows:
         )
 
     @property
-    def caveat(self) -> str:
-        """The end of a sentence about intervals: what they do not cover; empty if no row was clipped."""
-        return "" if self.longest is not None else "; that of the rows as they are may be outside"
+    def unknown(self) -> str:
+        """Why nothing is known of the rows as they are, as the end of a sentence; empty if no row was clipped."""
+        if self.longest is not None:
+            return ""
+        share = {"nearly all were": "nearly all of them", "how many is unknown": "some of them"}
+        rows = share.get(self.clipped, self.clipped).replace("of them", "of the rows")
+        return (
+            f"unknown: {'numbers of ' * self.beside}{rows} were clipped; transform skewed columns, or take a larger "
+            "clip norm"
+        )
 
     def describe(self) -> str:
         """Return a description of the rows, as part of a sentence with a result."""
@@ -231,12 +254,15 @@ def clipped_rows(release: Release) -> ClippedRows:
     bound, noise = release.bound, release.noise
     numbers, norm = bound.numbers or range(bound.columns), bound.numbers_norm or bound.shortened_norm
     d, centre = len(numbers), bound.centre or (0.0,) * bound.columns
-    longest, most, centred = _schema_norm(release), _longer_share(release), any(centre[place] for place in numbers)
+    longest, between, centred = _schema_norm(release), _longer_share(release), any(centre[place] for place in numbers)
     schema, beside = release.schema, bool(bound.whole) and d < bound.columns
     dropping, centring = ((), False) if schema is None else (schema.dropping, bool(schema.centring))
+    known = ClippedRows(
+        norm, None, None, None, between, longest, centred, dropping, centring, origin_of(release), beside
+    )
     rows = None if release.subspace is not None or release.weights else release.row_count
     if rows is None or rows <= 0 or noise.variance_diagonal is None:
-        return ClippedRows(norm, None, None, most, longest, centred, dropping, centring, origin_of(release), beside)
+        return known
     largest = rows * norm**2
     trace = float(release.moment_diagonal[list(numbers)].sum()) - d * noise.mean_diagonal * bound.unit**2
     deviation = trace_deviation(noise, d) * bound.unit**2
@@ -245,11 +271,7 @@ def clipped_rows(release: Release) -> ClippedRows:
     if release.rows is None:  # n is an estimate, by the corner of the moment
         grid += trace / largest * _FAR * _deviation_of_rows(release) / rows
     share, error = trace / largest, _FAR * deviation / largest + grid
-    by_trace = min(1.0, max(0.0, share + error))
-    return ClippedRows(
-        norm, share, error, by_trace if most is None else min(most, by_trace), longest, centred, dropping, centring,
-        origin_of(release), beside,
-    )  # fmt: skip
+    return replace(known, share=share, error=error, most=min(1.0, max(0.0, share + error)))
 
 
 def origin_of(release: Release) -> str:
@@ -278,17 +300,24 @@ def _schema_norm(release: Release) -> float | None:
     return None if shifted or schema.numbers_norm > bound.numbers_norm else schema.numbers_norm
 
 
-def _longer_share(release: Release) -> float | None:
-    """Return a bound on the share of longer rows from the release's own histogram of the norms: two deviations."""
+def _longer_share(release: Release) -> tuple[float, float] | None:
+    """Return the ends of the share of longer rows from the release's own counts of norms; None without any."""
     stage, n = release.stage, release.row_count
     answer = {} if stage is None else stage.answer.get("norms", stage.answer)
     if n is None or not {"counts", "edges", "noise"} <= answer.keys():
         return None
-    counts, noise = answer["counts"], noise_from_json(answer["noise"])
-    bins = len(counts)
-    first = bisect_right(answer["edges"], release.bound.numbers_norm)  # from the bin of the clip norm on
-    weight = 0.0 if release.rows is None else (bins - first) / bins  # a public n removes part of the noise
-    rows = sum(counts[first:]) - weight * (sum(counts) - (release.rows or 0))
-    deviation = math.sqrt(noise.variance * (bins - first) * (1 - weight))
-    least = n if release.rows is not None else n - 2 * _deviation_of_rows(release)
-    return None if least <= 0 else min(1.0, max(0.0, (rows + 2 * deviation) / least))
+    counts, edges, noise = answer["counts"], answer["edges"], noise_from_json(answer["noise"])
+    first = bisect_right(edges, release.bound.numbers_norm)  # the bin that contains the clip norm, or begins with it
+    begins = first > 0 and edges[first - 1] == release.bound.numbers_norm
+    of_n = 0.0 if release.rows is not None else 2 * _deviation_of_rows(release)
+    low = _counted(counts, noise, first + (not begins), release.rows, -_CONFIDENT) / (n + of_n)
+    high = _counted(counts, noise, first, release.rows, _CONFIDENT) / max(1.0, n - of_n)
+    return min(1.0, max(0.0, low)), min(1.0, max(0.0, high))
+
+
+def _counted(counts: Sequence[int], noise: CountNoise, first: int, rows: int | None, deviations: float) -> float:
+    """Return the rows in the bins from ``first`` on, and so many standard deviations more."""
+    bins, kept = len(counts), len(counts) - first
+    weight = 0.0 if rows is None else kept / bins  # a public n removes part of the noise
+    counted = sum(counts[first:]) - weight * (sum(counts) - (rows or 0))
+    return counted + deviations * math.sqrt(noise.variance * kept * (1 - weight))

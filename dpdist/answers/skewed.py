@@ -5,16 +5,18 @@ Pearson's skewness ``(m - median) / s`` of .2 on, a column without negative numb
 of both signs is named for the hyperbolic arcsine from an excess kurtosis of 6 on. Columns with fewer than six bins of
 more than a hundredth of the rows, such as 0/1 and small counts, are not named.
 
-Measured (20,000 rows, noise of 87 on a count, 20 draws each): without a public range, lognormal columns with sigma 1,
-1.5 and 2 were always named, exponential ones in 19 draws, lognormals with sigma .6 in 17 and with .4 in none; a cubed
-normal in 17 for the arcsine; normal, uniform, Poisson, Laplace and 0/1 columns never. With a public range as wide as
-the table most are named as well, but not those that are nearly all in the first of its 64 bins. Thin tails are not
-seen, so both figures are too small.
+Measured (20,000 rows, 14 columns, 40 draws at epsilon 1 and at 4): without a public range, lognormal columns with
+sigma .6, 1, 1.5 and 2 and exponential ones were always named, lognormals with .4 in 3 draws and in 1; a cubed normal in
+33 and 37 for the arcsine; normal, uniform, Poisson, Laplace and 0/1 columns, and ages from 18 to 89, never. With a
+public range as wide as the table most are named as well, but not those that are nearly all in the first of its 64 bins.
+Thin tails are not seen, so both figures are too small.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -73,8 +75,22 @@ def _transform_of(grid: Grid, counts: Sequence[tuple[int, int]]) -> str | None:
         return None
     mean = float(weights @ middles)
     spread = float(np.sqrt(weights @ (middles - mean) ** 2))
-    median = float(middles[np.searchsorted(weights.cumsum(), 0.5)])
+    median = _median(grid, [index for index, _ in counts], weights)
     if weights[middles < 0].sum() <= _FEW:
         return "log" if (mean - median) / spread >= _SKEWED else None
     heavy = float(weights @ ((middles - mean) / spread) ** 4) - 3 >= _HEAVY
     return "asinh" if heavy and weights[middles > 0].sum() > _FEW else None
+
+
+def _median(grid: Grid, bins: Sequence[int], weights: np.ndarray[Any, Any]) -> float:
+    """Return the median, within its bin by interpolation: middles of wide bins would jump with the noise."""
+    before = weights.cumsum()
+    place = int(np.searchsorted(before, 0.5))
+    index, middle = bins[place], grid.middle(bins[place])
+    if not grid.width(index):
+        return middle
+    part = 1 - (before[place] - 0.5) / weights[place]
+    low, high = grid.edges[index - 1], grid.edges[index]
+    if grid.ends is not None or low * high <= 0:
+        return float(low + part * (high - low))
+    return float(math.copysign(abs(low) ** (1 - part) * abs(high) ** part, low))

@@ -62,17 +62,16 @@ _ABOUT = "Each interval holds in 95 of 100 releases."
 _POPULATION = (
     " That for the population assumes that rows are independent draws from it, with residuals of equal variance."
 )
-_CLIPPED = (
-    " They describe clipped rows. A column with few large values is clipped most, and its coefficients in the original "
-    "rows may be outside."
-)
 
 
 def about_intervals(release: Release, result: Regression) -> str:
     """Return what the intervals of a regression describe and assume."""
     population = result.intercept.population_interval is not None
     about = _ABOUT + _POPULATION * population
-    about += "" if clipped_rows(release).longest is not None else _CLIPPED
+    unknown = clipped_rows(release).unknown
+    about += (
+        f" They describe the clipped rows. For the rows as they are, coefficients are {unknown}." if unknown else ""
+    )
     if release.unit is None or not population:
         return about
     return (

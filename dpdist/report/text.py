@@ -81,9 +81,8 @@ def alignment(result: Alignment, lengths: ClippedRows) -> str:
     narrow = [*heads[:2], *(max(head.split(), key=len) for head in heads[2:])]
     widths = [max(len(cell) for cell in column) for column in zip(narrow, *rows, strict=True)]
     legend = [
-        ""
-        if lengths.longest is not None
-        else "A true value is that of the clipped rows; that of the rows as they are may be outside its interval.",
+        lengths.unknown
+        and f"A true value is that of the clipped rows; for the rows as they are it is {lengths.unknown}.",
         "" if result.rounding is None else result.rounding.describe(),
         f"{ALIGNED} {SURE}" if result.counted else "",
         _UNDISTINGUISHED if result.counted < len(result.eigenvalues) else "",
@@ -202,7 +201,7 @@ def standardised(result: Correlation, release: Release) -> str:
     legend = (
         f"Components of the correlation matrix {lengths.describe()}, with columns standardised by released variances. "
         "A share, an alignment or a loading of these rows is between its ends in about nine of ten releases or more, "
-        f"with respect to the noise{lengths.caveat}."
+        f"with respect to the noise{lengths.unknown and f'; for the rows as they are it is {lengths.unknown}'}."
     )
     if directions is not None:
         legend += f" {count_text(directions)} {ALIGNED} {_without_loadings(directions)}".rstrip()
@@ -353,10 +352,11 @@ def parts(plan: Plan) -> str:
     columns = "centre and scale of each column, by a private histogram of it"
     norms = "its clip norm, by a private histogram of the norms"
     chosen = ", and then ".join(columns if choice == "scale" else norms for choice in request.chooses)
+    chosen += ", and counts the rows that it clips" * ("clipped rows" in plan.stages)
     units = "in units of the clip norm" if "clip norm" in request.chooses else "in scaled units"
     return wrapped(
         f"The release first chooses {chosen}: {plan.share_message}. The figures describe the subsequent moment, at "
-        f"{plan.loss}, {units}. {'Both' if len(request.chooses) == 1 else 'All'} together cost "
+        f"{plan.loss}, {units}. {'Both' if len(plan.stages) == 1 else 'All'} together cost "
         f"{proved(plan.guarantee).loss}."
     )
 

@@ -329,7 +329,7 @@ def test_a_table_of_which_all_is_noise_breaks_no_word_and_says_what_helps() -> N
     nothing, something = told(values, 0, 7.1), told(values, 0, 3.0)
     words = " ".join(words_of.alignment(nothing, CLIPPED).split())
     assert "clipped" in words
-    assert words.count("unknown") == 3  # in the legend, too
+    assert words.count("unknown") == 4  # in the legend, too, of alignment and of the rows as they are
     assert "No component can be distinguished from noise. A larger epsilon or more rows may reveal some" in words
     words = " ".join(words_of.alignment(something, CLIPPED).split())
     assert "No single component can be distinguished, but there is more than noise" in words

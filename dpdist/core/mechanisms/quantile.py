@@ -62,6 +62,7 @@ from dpdist.core.mechanisms.counts import CalibratedHistogram, CountNoise, Terms
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 
 NAME = "norm-histogram"
+CLIPPED = "clipped-rows"  # the same with one edge, the norm to which rows are clipped
 CONFIDENCE = 0.95  # joint, of the bounds at all edges and on both sides
 
 

@@ -198,6 +198,22 @@ class NormCounting:
         counts += counted(norms_of(rows, self.bound, self.whole), self.edges)
 
 
+@dataclass(frozen=True)
+class OneNorm:
+    """A grid of one norm, which counts the longer rows."""
+
+    norm: float
+
+    @property
+    def edges(self) -> tuple[float, ...]:
+        """The norm."""
+        return (self.norm,)
+
+    def to_json(self) -> dict[str, object]:
+        """Return JSON values."""
+        return asdict(self)
+
+
 _MAX_EDGES = 1024  # noise grows with their number, and many edges per octave do not improve the choice
 
 

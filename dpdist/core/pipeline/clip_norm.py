@@ -408,7 +408,11 @@ def draw_alone(transaction: FirstScale, cluster: Cluster, label: str) -> bool:
 
 def draw_stages(executor: Executor, transaction: MomentTransaction) -> None:
     """Draw the remaining stages of a release, one after the other: see :func:`draw_histogram`."""
-    labels: dict[Choice, str] = {"scale": "Counting columns", "clip norm": "Counting norms"}
+    labels: dict[Choice, str] = {
+        "scale": "Counting columns",
+        "clip norm": "Counting norms",
+        "clipped rows": "Counting clipped rows",
+    }
     for choice, part in zip(transaction.plan.stages, (Part.STAGE, Part.SECOND), strict=False):
         if not executor.trusted(transaction.has, part):
             draw_histogram(executor, executor.trusted(stages.stage_of, transaction, choice), labels[choice])

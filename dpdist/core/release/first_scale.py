@@ -40,7 +40,7 @@ from dpdist.core.rows.table import Table
 def plan_of_series(series: ReleaseRequest, columns: int, counted_rows: int, schema: Schema | None) -> Plan:
     """Plan the choice of a scale and one release of a period; the share of the choice is independent of n."""
     shared = replace(series, scale_share=series.scale_share or UNKNOWN)
-    return planned(shared, Dimensions(columns, changed_rows=counted_rows, schema=schema))
+    return planned(shared, Dimensions(columns, changed_rows=counted_rows, schema=schema, counted=False))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from dpdist.core.ledger.ledger import Account
 from dpdist.core.ledger.state import Part, State
 from dpdist.core.mechanisms.counts import CalibratedHistogram, CountNoise, Counts, noise_from_json
 from dpdist.core.mechanisms.quantile import NAME, QuantileEstimate, calibrated, quantile_of
-from dpdist.core.moment.histograms import NormCounting, NormGrid
+from dpdist.core.moment.histograms import NormCounting, NormGrid, OneNorm
 from dpdist.core.privacy.checks import cautions
 from dpdist.core.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, neighbours_of
 from dpdist.core.release.histograms import HistogramDraw
@@ -68,7 +68,7 @@ class NormsRequest:
     """
 
     loss: PrivacyLoss
-    grid: NormGrid = NormGrid()  # noqa: RUF009 - frozen
+    grid: NormGrid | OneNorm = NormGrid()  # noqa: RUF009 - frozen
     neighbours: Neighbours = Neighbours.REPLACE_ONE
     centre: tuple[float, ...] | None = None
     scale: tuple[float, ...] | None = None
@@ -228,6 +228,10 @@ class NormHistogram:
             below += self.counts[index] * math.log(norm / low) / math.log(high / low)
         total = max(1, sum(self.counts) if self.rows is None else self.rows)
         return Fraction(min(99, max(1, round(100 * below / total))), 100)
+
+    def counting_json(self) -> dict[str, object]:
+        """Return the counts alone, as JSON values of a release."""
+        return {"edges": list(self.edges), "counts": list(self.counts), "noise": self.noise.to_json()}
 
     def to_json(self) -> dict[str, object]:
         """Return plain JSON values."""

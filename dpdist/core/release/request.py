@@ -30,7 +30,7 @@ from dpdist.core.text import canonical, has_control
 
 CLIP_GRID = NormGrid()  # candidates for a private clip norm
 LARGEST_SHARE = Fraction(1, 4)  # of a private histogram in the loss
-Choice = Literal["scale", "clip norm"]  # chosen first, each in a separate draw
+Choice = Literal["scale", "clip norm", "clipped rows"]  # drawn first, each separately; the last one is a count
 
 
 class Centring(enum.StrEnum):
@@ -237,7 +237,10 @@ class ReleaseRequest:
 
     @property
     def chooses(self) -> tuple[Choice, ...]:
-        """The private choices in the order of their draws: the scale first, as norms are of scaled rows."""
+        """The private choices in the order of their draws: the scale first, as norms are of scaled rows.
+
+        The count of clipped rows is none, because nothing of the release follows from it.
+        """
         settings: dict[Choice, object] = {"scale": self.scale, "clip norm": self.clip_norm}
         return tuple(name for name, value in settings.items() if isinstance(value, str) and value == "private")
 

@@ -1,11 +1,12 @@
-"""Stages of a release, which choose centre and scale of its columns, its clip norm, or all of them.
+"""Stages of a release, which choose centre and scale of its columns, its clip norm, or count the rows that it clips.
 
 Stages and release have one id and are charged together (:mod:`dpdist.core.privacy.staged`). What a stage uses from the
 previous one, and the release from both, is a function of committed bytes and public facts, so a resumed release uses
 the same values.
 
 The scale is chosen first. Centre and scale of each column follow from the committed histograms of the columns; the
-norms are those of the rows shifted and scaled by them, as the release bounds them.
+norms are those of the rows shifted and scaled by them, as the release bounds them. From the count of clipped rows
+nothing follows: it is published with the release.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 from dpdist.core.errors import RefusedError
 from dpdist.core.ledger.state import Part
 from dpdist.core.mechanisms import columns, quantile
-from dpdist.core.moment.histograms import ColumnCounting
+from dpdist.core.moment.histograms import ColumnCounting, OneNorm
 from dpdist.core.naming import parameter
 from dpdist.core.options import ROWS_AT_MOST
 from dpdist.core.privacy.checks import LARGEST_EPSILON
@@ -53,7 +54,7 @@ def columns_of(transaction: MomentTransaction) -> ColumnsStage:
 
 
 def _norms(transaction: MomentTransaction) -> NormsStage:
-    """Return the stage that chooses the clip norm, from norms about zero: the mean is not known yet."""
+    """Return the stage of the norms, about zero or the centre of the scale: the mean is not known yet."""
     plan, table = transaction.plan, transaction.table
     part, bound = Part.STAGE, plan.bound
     if "scale" in plan.stages:
@@ -64,11 +65,11 @@ def _norms(transaction: MomentTransaction) -> NormsStage:
 
 def _norms_request(plan: Plan, bound: RowBound) -> NormsRequest:
     """Return the request of the stage of the norms, for rows shifted and scaled as in the release."""
-    request = plan.request
+    request, chosen = plan.request, plan.stages.get("clip norm")
+    stage, grid = (plan.stages["clipped rows"], OneNorm(bound.numbers_norm)) if chosen is None else (chosen, CLIP_GRID)
     return NormsRequest(
-        plan.stages["clip norm"].guarantee.loss, CLIP_GRID, request.neighbours, bound.centre, bound.scale,
-        request.accept_large_delta,
-    )  # fmt: skip
+        stage.guarantee.loss, grid, request.neighbours, bound.centre, bound.scale, request.accept_large_delta
+    )
 
 
 def resolved(transaction: MomentTransaction) -> MomentTransaction:
@@ -112,9 +113,11 @@ def _realised(
                 del chosen["quantile"]
                 chosen["clip_norm"] = clip_norm = unclipped
         bound = with_clip_norm(bound, clip_norm, plan.dimensions.schema)
-        norms_json = {"edges": list(norms.edges), "counts": list(norms.counts), "noise": norms.noise.to_json()}
-        answer = {**answer, "norms": norms_json} if by else norms_json
+        answer = {**answer, "norms": norms.counting_json()} if by else norms.counting_json()
         by.append(quantile.NAME)
+    if "clipped rows" in plan.stages:
+        answer = {**answer, "norms": read_norms(bound).counting_json()}
+        by.append(quantile.CLIPPED)
     return Realised(bound, Stage(", ".join(by), proved(plan.choice).to_json(), chosen, answer))
 
 

@@ -183,7 +183,7 @@ def test_command_job_file_and_estimator_ask_for_the_same_release(rows: Path, tmp
         'clip = "auto"\nscale = "private"\nscale_share = 0.2\ncentre = "private"\n'
     )
     planned = " ".join(CliRunner().invoke(cli, ["run", str(job), "--dry-run"]).output.split())
-    assert "choice at the start of the release uses mu² 0.0104 of" in planned
+    assert "choice at the start of the release uses mu² 0.0117 of" in planned
     asked = CliRunner().invoke(cli, [*command, *more, "--json"])
     assert asked.exit_code == 0, asked.output
     assert len(json.loads(asked.stdout)["stage"]["chosen"]["scale"]) == 3

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,8 +145,8 @@ def test_a_private_clip_norm_bounds_the_rows_beyond_it_and_hides_no_warning() ->
     asked: dict[str, Any] = {"epsilon": 4, "delta": 1e-6, "clip": "private"}
     spread = normal(31)
     told = clipped_rows(PrivatePCA(2, **asked).fit(spread).release_)
-    assert told.most is not None
-    assert (np.linalg.norm(spread, axis=1) > told.norm).mean() <= told.most < 0.9
+    assert told.between is not None
+    assert told.between[0] <= (np.linalg.norm(spread, axis=1) > told.norm).mean() <= told.between[1] < 0.2
     unit = np.random.default_rng(32).normal(size=(20_000, 6))
     unit /= np.linalg.norm(unit, axis=1)[:, None]
     with pytest.warns(ClippedRowsWarning, match="NEARLY EVERY ROW"):
@@ -156,10 +157,14 @@ def test_a_private_clip_norm_bounds_the_rows_beyond_it_and_hides_no_warning() ->
 def test_a_bound_is_rounded_upwards_and_a_schema_s_norm_is_said() -> None:
     assert ClippedRows(1.0, 0.601, 0.0, 0.601).describe().endswith("(at most 61% of them)")
     assert ClippedRows(1.73, 0.3, 0.0, 0.3, longest=1.7321).describe().endswith("(none is longer than 1.7321)")
-    assert ClippedRows(1.0, 0.8, 0.01, 0.2, centred=True).warning() == ""  # the histogram knows that few were
+    counted = ClippedRows(1.0, 0.8, 0.01, 0.2, (0.1, 0.2), centred=True)
+    assert (counted.warning(), counted.clipped) == ("", "10 to 20% of them")  # few were
+    assert replace(counted, between=(0.0, 0.004)).clipped == "at most 0.4% of them"
+    many = replace(counted, between=(0.31, 0.4))
+    assert many.warning().startswith("For the rows as they are, slopes, correlations and components are unknown: 31")
 
 
-OUTSIDE = "that of the rows as they are may be outside"
+OUTSIDE = "for the rows as they are it is unknown: "
 
 
 def shown(text: str) -> str:
@@ -176,7 +181,9 @@ def test_the_first_answer_says_in_its_sentence_that_it_is_of_clipped_rows_in_eve
     rows = np.exp(common + 0.5 * random.normal(size=(20_000, 4)))
     np.savetxt("table.csv", rows, delimiter=",", header="a,b,c,d", comments="", fmt="%.4f")
     asked = ("--epsilon", 1, "--delta", "1e-6")
-    of_rows = re.compile(r"of rows clipped to norm [\d.]+ \((at most \d+%|perhaps [a-z ]+) of them[^)]*\)")
+    of_rows = re.compile(
+        r"of rows clipped to norm [\d.]+ \((at most \d+%|[\d.]+ to [\d.]+%|perhaps [a-z ]+) of them[^)]*\)"
+    )
     first = shown(call("release", "table.csv", "release.zarr", *asked).output)
     pca = shown(call("pca", "release.zarr", "model.zarr", "--correlation").output)
     plain = shown(call("pca", "release.zarr", "plain.zarr").output)
@@ -186,10 +193,10 @@ def test_the_first_answer_says_in_its_sentence_that_it_is_of_clipped_rows_in_eve
     assert page.exit_code == 0, page.output
     for text in (first, pca, shown(found.summary())):
         assert re.search(f"Components of the correlation matrix {of_rows.pattern}", text), text
-        assert f"with respect to the noise; {OUTSIDE}." in text
+        assert f"with respect to the noise; {OUTSIDE}" in text
     for text in (plain, shown(moment.summary())):
         assert re.search(f"components? {of_rows.pattern}", text), text
-        assert f"A true value is that of the clipped rows; {OUTSIDE} its interval." in text
+        assert f"A true value is that of the clipped rows; {OUTSIDE}" in text
     for text in (found._repr_html_(), moment._repr_html_()):
         assert re.search(f"Components and intervals are {of_rows.pattern}", shown(text)), text
     assert of_rows.search(shown(Path("report.html").read_text()))
@@ -201,7 +208,7 @@ def test_without_a_number_of_rows_it_is_said_that_the_share_is_unknown() -> None
     assert ClippedRows(1.0, 0.99, 0.02, 1.0, centred=True).describe().endswith("(nearly all were)")
     assert ClippedRows(1.0, 0.8, 0.01, 0.81, centred=True).describe().endswith("(perhaps most of them, at most 81%)")
     assert ClippedRows(1.0, 0.9, 0.3, 1.0).describe().endswith("(up to all of them)")
-    assert ClippedRows(1.73, 0.3, 0.0, 0.3, longest=1.7321).caveat == ""
+    assert ClippedRows(1.73, 0.3, 0.0, 0.3, longest=1.7321).unknown == ""
 
 
 def test_nothing_is_said_where_nothing_is_known() -> None:

@@ -49,7 +49,7 @@ def test_the_noise_and_the_price_are_those_of_whatever_the_stages_choose(
     assert (drawn.noise, drawn.guarantee) == (plan.moment.noise, plan.moment.guarantee)
     assert plan.guarantee is not None
     assert plan.guarantee.loss == asked.loss
-    assert list(plan.stages) == list(asked.chooses)
+    assert [stage for stage in plan.stages if stage != "clipped rows"] == list(asked.chooses)
     assert all(0 < share < 1 for share in plan.shares.values())
 
 

@@ -1,0 +1,125 @@
+"""The share of clipped rows is counted privately, once the scale is known, and never told without its interval."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import chi2
+from support.cli_scene import Call
+
+import dpdist
+from dpdist.answers.bias import clipped_rows
+from dpdist.core.ledger.register import Register
+from dpdist.core.mechanisms.counts import noise_from_json
+from dpdist.core.pipeline.arrays import ArrayRows, Paying, release_array
+from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.core.release.plan import Dimensions, planned
+from dpdist.core.release.request import ReleaseRequest
+from dpdist.core.rows.columns import Column
+from dpdist.core.rows.schema import Schema
+
+LOSS = PrivacyLoss.parse("1", "1e-6")
+SCALED = ReleaseRequest("gaussian", LOSS, "auto", scale="private", centring="private")  # type: ignore[arg-type]
+ROWS, DRAWS = 6_000, 24
+
+
+def longer_rows(release: dpdist.Release, rows: np.ndarray[Any, Any]) -> float:
+    """Return how many rows are longer than the norm of their numbers."""
+    shift, unit = release.bound.input_units
+    norms = np.linalg.norm(((rows - shift) / unit)[:, list(release.bound.numbers)], axis=1)
+    return float((norms > release.bound.numbers_norm).sum())
+
+
+@pytest.mark.parametrize("neighbours", [Neighbours.REPLACE_ONE, Neighbours.ADD_REMOVE])
+@pytest.mark.parametrize("clip", ["auto", 1.5, 40.0])
+def test_the_count_has_the_stated_noise_and_the_interval_holds_the_share(
+    clip: float | str, neighbours: Neighbours
+) -> None:
+    """False-alarm rate 1e-6 a side, with a twin of a quarter of the deviation; few, most and no rows are clipped."""
+    random = np.random.default_rng(3)
+    rows = np.column_stack([random.lognormal(0, 1, ROWS), random.normal(size=(ROWS, 3))])
+    request = replace(SCALED, clip_norm=clip, neighbours=neighbours, rows_at_most=2 * ROWS)  # type: ignore[arg-type]
+    squares, held = 0.0, 0
+    for _ in range(DRAWS):
+        array = ArrayRows(rows, ("a", "b", "c", "d"), "float64", missing=False)
+        release, _ = release_array(array, request, Paying(), register=Register())
+        assert release.stage is not None
+        answer, truth = release.stage.answer["norms"], longer_rows(release, rows)
+        variance = noise_from_json(answer["noise"]).variance
+        beyond, rest = answer["counts"][1], answer["counts"][0]
+        error = (beyond - rest + ROWS) / 2 - truth if release.rows else beyond - truth
+        squares += error**2 / (variance / 2 if release.rows else variance)
+        between = clipped_rows(release).between
+        assert between is not None
+        held += between[0] <= truth / ROWS <= between[1]
+        assert between[1] - between[0] < (0.06 if release.rows else 0.08)
+    assert chi2.ppf(1e-6, DRAWS) < squares < chi2.ppf(1 - 1e-6, DRAWS)
+    assert not chi2.ppf(1e-6, DRAWS) < 16 * squares < chi2.ppf(1 - 1e-6, DRAWS)
+    assert held >= 15  # of 24 at .95: 1e-6
+
+
+def test_it_is_counted_where_it_can_be_seen_and_only_where_no_schema_or_histogram_says_more() -> None:
+    def stages(request: ReleaseRequest, **size: Any) -> list[str]:
+        plan = planned(request, Dimensions(4, **{"rows": 20_000} | size))
+        return list(plan.stages)
+
+    assert stages(SCALED) == ["scale", "clipped rows"]
+    assert stages(SCALED, rows=None) == ["scale", "clipped rows"]
+    assert stages(SCALED, rows=2_000) == ["scale"]
+    assert stages(SCALED, rows=20_000, unit_rows=8, changed_rows=8) == ["scale"]
+    assert stages(SCALED, rows=200_000, unit_rows=8, changed_rows=8) == ["scale", "clipped rows"]
+    assert stages(SCALED, counted=False) == ["scale"]
+    assert stages(replace(SCALED, clip_norm="private")) == ["scale", "clip norm"]
+    assert stages(replace(SCALED, clip_norm=4.0)) == ["scale", "clipped rows"]
+    assert stages(ReleaseRequest("gaussian", LOSS, 4.0)) == []
+    pure = replace(SCALED, mechanism="two-sided-wishart", loss=PrivacyLoss.parse("1"))
+    assert stages(pure, rows=100_000) == ["scale", "clipped rows"]
+
+
+def test_a_unit_with_many_rows_is_counted_by_all_of_them() -> None:
+    one, many = (planned(SCALED, Dimensions(4, 10**6, rows, rows)).stages["clipped rows"] for rows in (1, 7))
+    assert many.noise.variance == pytest.approx(49 * one.noise.variance, rel=0.05)
+    assert many.guarantee.mu_squared == pytest.approx(float(one.guarantee.mu_squared or 0), rel=0.02)
+
+
+def test_every_answer_tells_the_interval_and_what_is_unknown(
+    tmp_path: Path,
+    call: Call,
+    monkeypatch: pytest.MonkeyPatch,
+    state: Path,  # noqa: ARG001
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(8)
+    frame = pd.DataFrame(
+        {
+            "spend": random.lognormal(3, 1.2, 20_000),
+            "age": random.normal(50, 9, 20_000),
+            "kind": random.choice(list("abc"), 20_000),
+        }
+    )
+    frame.to_parquet("t.parquet")
+    columns = [
+        Column("spend", "number"),
+        Column("age", "number", range=(0, 120)),
+        Column("kind", "category", categories=["a", "b", "c"]),
+    ]
+    dpdist.ingest_rows("t.parquet", "t.zarr", budget=PrivacyLoss.parse("9", "1e-5"), schema=Schema(columns))
+    release = dpdist.release_rows("t.zarr", "r.zarr", SCALED).release
+    between = clipped_rows(release).between
+    assert between is not None
+    low, high = (f"{100 * end:.2g}" for end in between)
+    assert clipped_rows(release).to_json()["longer_at_most"] == between[1]
+    for command in (("regress", "r.zarr", "--target", "spend"), ("pca", "r.zarr", "m.zarr"),
+                    ("pca", "r.zarr", "c.zarr", "--correlation")):  # fmt: skip
+        told = " ".join(call(*command).out.split())
+        assert f"clipped to norm 2.475 ({low} to {high}% of them)" in told, told
+        assert f"unknown: numbers of {low} to {high}% of the rows were clipped; transform skewed columns" in told
+    ranged = [replace(columns[0], range=(0, 10**6)), *columns[1:]]
+    dpdist.ingest_rows("t.parquet", "u.zarr", budget=LOSS, schema=Schema(ranged, scale="range"))
+    dpdist.release_rows("u.zarr", "u.release.zarr", ReleaseRequest("gaussian", LOSS, "schema"))
+    assert "unknown" not in call("regress", "u.release.zarr", "--target", "spend").out
