@@ -138,6 +138,7 @@ class ClippedRows:
     centred: bool = False  # whether rows were shifted by a centre before clipping
     dropping: tuple[str, ...] = ()  # columns whose missing values replace the row by the centre
     centring: bool = False  # missing cells count as the centre
+    pairwise: bool = False  # some are counted, so that covariances are of the rows that have both values
     about: str = ""  # what the values are about if neither a mean nor a centre is known
     beside: bool = False  # only numbers were clipped, beside categories
 
@@ -234,12 +235,18 @@ class ClippedRows:
             "clip norm"
         )
 
+    @property
+    def filled(self) -> ClippedRows:
+        """The same for an answer that takes every missing cell at the centre."""
+        return replace(self, centring=self.centring or self.pairwise, pairwise=False)
+
     def describe(self) -> str:
         """Return a description of the rows, as part of a sentence with a result."""
         what = "rows with numbers" if self.beside else "rows"
         text = f"of {what} clipped to norm {rounded_norm(self.norm)} ({self.clipped})"
         text += f", about {self.about}, as no mean was released" if self.about else ""
         text += ", with missing cells at the centre, which weakens correlations and slopes" if self.centring else ""
+        text += ", from the rows that have both values of a pair, as if gaps had no cause" if self.pairwise else ""
         return f"{text}, with rows without {listed(self.dropping)} replaced by the centre" if self.dropping else text
 
 
@@ -256,10 +263,13 @@ def clipped_rows(release: Release) -> ClippedRows:
     d, centre = len(numbers), bound.centre or (0.0,) * bound.columns
     longest, between, centred = _schema_norm(release), _longer_share(release), any(centre[place] for place in numbers)
     schema, beside = release.schema, bool(bound.whole) and d < bound.columns
-    dropping, centring = ((), False) if schema is None else (schema.dropping, bool(schema.centring))
+    dropping, centred_cells, pairwise = ((), 0, 0) if schema is None else (
+        schema.dropping, len(schema.centring), len(schema.pairwise)
+    )  # fmt: skip
     known = ClippedRows(
-        norm, None, None, None, between, longest, centred, dropping, centring, origin_of(release), beside
-    )
+        norm, None, None, None, between, longest, centred, dropping, centred_cells > pairwise, pairwise > 0,
+        origin_of(release), beside,
+    )  # fmt: skip
     rows = None if release.subspace is not None or release.weights else release.row_count
     if rows is None or rows <= 0 or noise.variance_diagonal is None:
         return known

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from dpdist.answers.alignment import entry_variances
 from dpdist.answers.noise_edge import NoiseLaw, law_of
+from dpdist.answers.pairwise import completed, indicators
 from dpdist.core.errors import BelowNoiseError, DataError, UsageError
 from dpdist.core.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.core.naming import parameter
@@ -118,6 +119,7 @@ def block_of(release: Release, columns: Sequence[int] | npt.NDArray[np.int64]) -
         raise DataError(
             f"A regression has at most {_MOST_COLUMNS} columns, not {len(columns)}. Name fewer ({parameter('on')})."
         )
+    release = completed(release, columns)
     rows, unit = release.row_count, release.bound.unit**2
     if rows is not None and rows <= 0:
         raise BelowNoiseError(
@@ -207,7 +209,7 @@ def beside(release: Release, targets: Sequence[int]) -> tuple[int, ...]:
     names = {release.names[i] for i in targets}
     kin = {name for features in _features_of(release).values() if names & set(features) for name in features}
     unseen, weightless = release.blindly_scaled  # their noise would take a ridge, which shrinks all slopes
-    excluded = kin | names | set(unseen) | set(weightless)
+    excluded = kin | names | set(unseen) | set(weightless) | {release.names[i] for i in indicators(release)}
     return tuple(i for i, name in enumerate(release.names) if name not in excluded)
 
 

@@ -51,6 +51,7 @@ from dpdist.answers.components import Components, about_mean, mean_variance
 from dpdist.answers.eigen import signed, top_eigenpairs
 from dpdist.answers.noise_edge import law_of
 from dpdist.answers.overlap import Spectrum
+from dpdist.answers.pairwise import completed, indicators
 from dpdist.core.errors import BelowNoiseError, UsageError
 from dpdist.core.naming import parameter
 from dpdist.core.release.advice import weightless
@@ -93,6 +94,7 @@ def correlation(release: Release, count: float | None, *, drop_first: bool = Fal
     # deviations, so its confidence is at least that of each end; and as each end subtracts twice the bias from the
     # noise, the sum applies to the variance of the exact matrix along these components.
     require_centre(release)
+    release = completed(release)
     about = about_mean(release)
     matrix = about.matrix(release.second_moment)
     variances = np.diag(matrix)
@@ -128,7 +130,8 @@ def correlation(release: Release, count: float | None, *, drop_first: bool = Fal
     divided = scale.copy()
     divided[clear] /= divisor
     result = Components(loadings, values, per_row=True, mean=centre + scale * about.mean, scale=divided)
-    left_out = tuple(release.names[j] for j in sorted(set(range(len(variances))) - set(clear.tolist())))
+    omitted = set(range(len(variances))) - set(clear.tolist()) - set(indicators(release))
+    left_out = tuple(release.names[j] for j in sorted(omitted))
     shares = np.clip(values / len(clear), 0, 1)  # the noise may make eigenvalues negative, and others larger
     shares /= max(1.0, float(shares.sum()))
     if intervals is not None:
@@ -142,7 +145,7 @@ def _clear_columns(
     release: Release, variances: Values, count: float | None, *, drop_first: bool
 ) -> npt.NDArray[np.int64]:
     """Return the columns of the correlation matrix; refuse an impossible number or share of components."""
-    clear = np.flatnonzero(evidence(release, variances) > ABOVE)
+    clear = np.setdiff1d(np.flatnonzero(evidence(release, variances) > ABOVE), indicators(release))
     if drop_first:
         clear = np.setdiff1d(clear, _first_of_categories(release))
     if not len(clear):

@@ -49,6 +49,7 @@ from dpdist.answers.block import (
 from dpdist.answers.components import AboutMean, about_mean
 from dpdist.answers.correlation import ABOVE, drowned, evidence_of, require_centre
 from dpdist.answers.noise_edge import law_of
+from dpdist.answers.pairwise import completed, pairwise
 from dpdist.answers.shrinkage import Shrinkage, optimal, within_trace
 from dpdist.core.errors import DataError, UsageError
 from dpdist.core.naming import parameter
@@ -122,6 +123,7 @@ class Correlations:
 def correlations(release: Release, most: int) -> Correlations:
     """Return the correlations among the columns whose variances are farthest above the noise."""
     require_centre(release)
+    release = completed(release)
     about = about_mean(release)
     strengths = evidence_of(release)
     clear = int((strengths > ABOVE).sum())
@@ -152,6 +154,8 @@ def covariance(
         require_noise_distribution(release.mechanism, release.noise if release.subspace is None else None)
     if not release.in_memory:
         raise DataError("The release is too large for memory. Read it in parts (Release.moment_rows).")
+    gaps = pairwise(release)
+    release = completed(release)
     about = about_mean(release)
     if not about.per_row:
         raise UsageError(no_rows())
@@ -164,6 +168,9 @@ def covariance(
     about = replace(about, mean=about.mean[columns])
     law = law_of(release.noise, columns.size, release.bound.unit**2 / about.divisor)
     errors, correlations = _errors(release, about, released)
+    if gaps is not None:
+        errors = gaps.deviations[np.ix_(columns, columns)]
+        correlations = _errors_with_gaps(released, errors)
     matrix, distance = released, None
     if shrinkage is Shrinkage.OPTIMAL and law is not None:
         matrix = optimal(released, law)
@@ -227,6 +234,15 @@ def _errors(release: Release, about: AboutMean, released: Matrix) -> tuple[Matri
     entries = _entry_variances(noise, ratios, shift)
     correlations = _correlation_variances(noise, ratios / np.sqrt(safe), 1 / safe, _raw_correlation(released))
     return tuple(np.sqrt(np.maximum(variance, 0)) / about.divisor for variance in (entries, correlations))  # type: ignore[return-value]
+
+
+def _errors_with_gaps(released: Matrix, errors: Matrix) -> Matrix:
+    """Return the deviations of correlations whose covariances have these deviations, as if they were independent."""
+    spread = np.sqrt(np.maximum(np.diagonal(released), np.finfo(float).tiny))
+    scaled, r = errors / np.outer(spread, spread), _raw_correlation(released)
+    own = np.diagonal(scaled) ** 2
+    deviations: Matrix = np.sqrt(scaled**2 + r**2 / 4 * (own[:, None] + own))
+    return deviations
 
 
 def _entry_variances(noise: EntryNoise, ratios: Matrix, shift: Matrix) -> Matrix:

@@ -109,7 +109,7 @@ def pca(
     components = fitted.components
     found = Found.of(opened, components, correlation=correlation, drop_first=drop_first)
     ends = None if found.alignment is None else found.alignment.loadings
-    lengths = clipped_rows(opened)
+    lengths = clipped_rows(opened) if correlation else clipped_rows(opened).filled
     if plot is not None:
         draw_scree(require_alignment(opened, components), plot)
     if out is not None:

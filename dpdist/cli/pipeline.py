@@ -98,7 +98,7 @@ def ingest(
     value = _table_json(rows, table, fresh, str(address) if ingest_options.budget else None)
     message = _table_message(rows, table, "" if fresh else ", unchanged")
     message += budget_message(table, address)
-    needs_centre = table.schema is not None and (table.schema.centring or table.schema.dropping)
+    needs_centre = table.schema is not None and table.schema.uncentred
     if longest is not None and not needs_centre:
         value["norm"] = norm
         message += f" By the schema no row has a norm above {longest}: --clip schema clips none. "

@@ -39,7 +39,7 @@ def summary_of(pca: PrivatePCA) -> str:
         lines.append(text.standardised(correlation_of(release, pca.n_components_), release))
     else:
         result, aligned = _components_of(pca)
-        lines.append(wrapped(f"{counted(len(result.components), 'component')} {lengths.describe()}."))
+        lines.append(wrapped(f"{counted(len(result.components), 'component')} {lengths.filled.describe()}."))
         if aligned is not None:
             loadings = text.loadings(result.components, aligned, names)
             lines += [text.alignment(aligned, lengths), *([loadings] if loadings else [])]
@@ -49,7 +49,8 @@ def summary_of(pca: PrivatePCA) -> str:
 def table_of(pca: PrivatePCA) -> str:
     """Return an HTML table with the share, alignment and largest loadings of the first components."""
     shares, cosines, ends = pca.explained_variance_ratio_, pca.squared_cosines_, _intervals(pca)
-    rows = {"": f"Components and intervals are {clipped_rows(pca.release_).describe()}."}
+    lengths = clipped_rows(pca.release_)
+    rows = {"": f"Components and intervals are {(lengths if pca.correlation else lengths.filled).describe()}."}
     for i, vector in enumerate(pca.components_[:_COMPONENTS]):
         facts = [] if shares is None else [f"{shares[i]:.3f} of the variance"]
         if cosines is not None:

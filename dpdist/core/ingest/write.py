@@ -297,7 +297,7 @@ class Ingest:
             first, *other_guesses = guesses
             self.say(first + (f" So is that of {counted(len(other_guesses), 'other file')}." if other_guesses else ""))
         head, schema = result.head, self.choices.schema
-        if schema is not None and (names := schema.centring + schema.dropping):
+        if schema is not None and (names := schema.uncentred):
             self.say(
                 f"Missing values of {listed(names)} count as the centre: a release needs "
                 f"{parameter('scale', 'private')} or a public {parameter('centre')}."

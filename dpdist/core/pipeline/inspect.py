@@ -263,7 +263,7 @@ def _release(store: Store) -> Facts:
         ("grid", grid),
         ("stage", stage_words(release).strip()),
         ("centre", "categories and booleans are about their middles, which follow from the schema" if own else ""),
-        ("shifted by", "a public centre" * (bound.centre is not None and not own and "centre" not in chosen)),
+        ("shifted by", "a public centre" * (any(bound.centre or ()) and not own and "centre" not in chosen)),
         ("scaled by", "a public scale" * (bound.scale is not None and not own and "scale" not in chosen)),
         ("rows", "not published" if release.rows is None else str(release.rows)),
         ("columns", columns_line(release.names)),

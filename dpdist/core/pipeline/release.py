@@ -246,11 +246,8 @@ def _report_free_norm(transaction: trusted.MomentTransaction, on_message: Callab
 
 def _require_centre(transaction: trusted.MomentTransaction) -> None:
     """Refuse a table with dropped rows and no centre."""
-    request, schema = transaction.plan.request, transaction.table.schema
-    # zero is the centre of numbers whose ranges are scaled, and there may be none
-    by_schema = schema is not None and (schema.scale == "range" or not schema.numbers)
+    request = transaction.plan.request
     centred = request.centre is not None or "scale" in request.chooses
-    centred = centred or (by_schema and transaction.plan.bound.centre is not None)
     advice.require_centre_of_dropped(transaction.table, centred=centred)
 
 

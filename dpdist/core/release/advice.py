@@ -244,7 +244,7 @@ def _advice(request: NormsRequest, table: Table, quantile: Fraction, left_micro:
 def require_centre_of_dropped(table: Table, *, centred: bool) -> None:
     """Refuse to count rows that the schema drops while their centre is unknown."""
     schema = table.schema
-    names = () if schema is None or centred else schema.centring + schema.dropping
+    names = () if schema is None or centred else schema.uncentred
     if names:
         raise RefusedError(
             f"By the schema, a missing value of {listed(names)} counts as the centre, which must be "

@@ -77,9 +77,10 @@ class NormsRequest:
     def __post_init__(self) -> None:
         object.__setattr__(self, "neighbours", neighbours_of(self.neighbours))
 
-    def bound(self, columns: int) -> RowBound:
+    def bound(self, columns: int, *, centred: bool = False) -> RowBound:
         """Return shift and scale for rows with this number of columns; UsageError if they do not match."""
-        return RowBound(columns, self.grid.edges[-1], centre=self.centre, scale=self.scale)
+        zero = (0.0,) * columns if centred else None  # the value of missing cells
+        return RowBound(columns, self.grid.edges[-1], centre=self.centre or zero, scale=self.scale)
 
     def calibrated(self, table: Table) -> CalibratedHistogram:
         """Return the noise for a table."""
@@ -94,7 +95,8 @@ class NormsDraw(HistogramDraw):
     def counting(self) -> NormCounting:
         """Return the definition of the counts."""
         whole = () if self.table.schema is None else self.table.schema.whole().columns
-        return NormCounting(self.request.bound(self.table.columns), self.request.grid.edges, whole)
+        bound = self.request.bound(self.table.columns, centred=self.table.centring)
+        return NormCounting(bound, self.request.grid.edges, whole)
 
     def calibrated(self) -> CalibratedHistogram:
         """Return the noise."""

@@ -256,6 +256,8 @@ def bound_of(request: ReleaseRequest, size: Dimensions, grid_bits: int) -> RowBo
     if size.whole and size.schema is not None and (request.scale == "private" or (private and centre is scale is None)):
         contrasts, scale = size.schema.contrasts
         centre = centre or contrasts
+    if centre is None and request.scale != "private" and size.schema is not None and size.schema.centring:
+        centre = (0.0,) * size.columns  # the value of missing cells
     bound = RowBound(
         columns=size.columns,
         clip_norm=1.0,

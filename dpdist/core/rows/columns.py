@@ -70,7 +70,9 @@ class Column:
     missing : str, default None
         Treatment of a missing value: ``"refuse"``; ``"fill"``, replace it by the constant `fill`; ``"centre"``,
         replace it by the centre of the column in each release, not for one-hot categories; ``"drop"``, count the row
-        as the centre of the others; or ``"indicator"``, set an additional column to 1. None: refuse.
+        as the centre of the others; ``"indicator"``, set an additional column to 1; or ``"pairwise"``, both of
+        ``"centre"`` and ``"indicator"``, for numbers: covariances are then those of the rows that have both values.
+        None: refuse.
     fill : float, str, bool or date, default None
         Public constant for a missing value. With an indicator, None means the middle of the range, or 0.
     weight : float, default None
@@ -170,7 +172,7 @@ class Column:
     @property
     def indicated(self) -> bool:
         """Whether an additional column indicates missing values."""
-        return self.missing == "indicator"
+        return self.missing in {"indicator", "pairwise"}
 
     @property
     def features(self) -> list[str]:

@@ -176,11 +176,11 @@ def _fill(schema: Schema, column: Column, cells: Any, out: Rows) -> _Mask:
     """Write the encoding of a column to out, and return a mask of its missing values."""
     values, lacking = _READ[column.kind](column, plain(column, cells))
     if lacking.any() and column.missing in {None, "refuse"}:
-        raise _unfit(
-            lacking,
-            column,
-            'the value is missing: choose a treatment (missing = "centre", "fill", "indicator" or "drop")',
+        treatments = (
+            ["fill", "indicator", "drop"] if column.one_hot else ["centre", "pairwise", "fill", "indicator", "drop"]
         )
+        named = ", ".join(f'"{word}"' for word in treatments[:-1])
+        raise _unfit(lacking, column, f'the value is missing: choose a treatment (missing = {named} or "drop")')
     low, high, shift, factor = schema.affine(column)
     values = np.where(lacking, schema.filled(column), _transformed(column, values))
     if column.one_hot:
@@ -193,8 +193,8 @@ def _fill(schema: Schema, column: Column, cells: Any, out: Rows) -> _Mask:
         out[:, 0] = (np.clip(values, low, high) - shift) * factor
     if column.indicated:
         out[lacking, -1] = column.weight or 1.0
-    if column.missing == "centre":
-        out[lacking] = np.nan  # a release replaces it by its centre
+    if column.missing in {"centre", "pairwise"}:
+        out[lacking, 0] = np.nan  # a release replaces it by its centre
     return lacking
 
 

@@ -15,9 +15,9 @@ So the guarantee of a release of mapped rows holds for the rows of the source. A
 
 * ``refuse``: the entire source is refused before any row is stored.
 * ``fill`` and ``indicator``: a public constant replaces the value.
-* ``centre``: the cell is NaN in the stored rows. A release replaces it by the centre of its column, which is public or
-  was released before (without a centre it is refused), so the image of a row still depends on this row only. Histograms
-  of columns skip the cell.
+* ``centre`` and ``pairwise``: the cell is NaN in the stored rows, for ``pairwise`` beside an indicator. A release
+  replaces it by the centre of its column, which is public or was released before (without a centre it is refused), so
+  the image of a row still depends on this row only. Histograms of columns skip the cell.
 * ``drop``: the row becomes a row of NaN, which a release counts as the centre of the others (without a centre it is
   refused), and histograms skip. It still counts in n: if it were removed, two tables that differ in one row could
   differ in n, and would not be neighbours under replace-one. Up to version 0.1.0 it became a row of zeros.
@@ -191,7 +191,29 @@ class Schema(_SchemaFields):
     @property
     def centring(self) -> tuple[str, ...]:
         """Names of the columns whose missing values count as their centre."""
-        return tuple(column.name for column in self.columns if column.stored and column.missing == "centre")
+        words = {"centre", "pairwise"}
+        return tuple(column.name for column in self.columns if column.stored and column.missing in words)
+
+    @property
+    def pairwise(self) -> dict[str, str]:
+        """The columns of numbers whose missing values are indicated beside them, with their indicators."""
+        return {
+            column.value_name: column.features[-1]
+            for column in self.columns
+            if column.stored and column.missing == "pairwise"
+        }
+
+    @property
+    def uncentred(self) -> tuple[str, ...]:
+        """Names of the columns whose missing values need a centre that does not follow from the schema."""
+        # zero is the middle of a scaled range, and where it counts does not matter if missing values are counted
+        counted = [
+            column.name
+            for column in self.columns
+            if column.missing == "pairwise" and (self.scale == "range" or column.kind == "boolean")
+        ]
+        names = tuple(name for name in self.centring if name not in counted)
+        return names + (self.dropping if self.numbers else ())
 
     @cached_property
     def features(self) -> tuple[str, ...]:

@@ -162,7 +162,8 @@ _HEAD = """\
 # range:       [least, greatest] of a number, an integer or a date ([2000-01-01, 2030-12-31])
 # categories:  ["red", "green"]; encoding = "one-hot" (default) or "ordinal";
 #              other = "refuse" (default), "column" (an additional column) or "missing" for unlisted categories
-# missing:     "refuse" (default), "centre" (the cell counts as the centre of its column in a release),
+# missing:     "refuse" (default), "pairwise" (a number that is missing for reasons unrelated to its value: an
+#              additional column counts it), "centre" (the cell counts as the centre of its column in a release),
 #              "fill" (with fill = a public constant), "indicator" (an additional column is 1), or "drop" (the whole
 #              row counts as the centre)
 # missing_values: ["?", -999], text and codes that mean a missing value; at the top, for all columns

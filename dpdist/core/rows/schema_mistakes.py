@@ -26,7 +26,7 @@ _TAKES = {
 }
 """Kinds of columns and the keys that each permits."""
 _WORDS = {
-    "missing": ("refuse", "fill", "centre", "drop", "indicator"),
+    "missing": ("refuse", "fill", "centre", "drop", "indicator", "pairwise"),
     "other": ("refuse", "column", "missing"),
     "encoding": ("one-hot", "ordinal"),
     "unit": tuple(SECONDS),
@@ -281,8 +281,9 @@ def _wrong_categories(column: Column) -> Iterator[tuple[str | None, str]]:
         yield "categories", f"duplicate categories: {listed(twice)}"
     if column.encoding == "ordinal" and column.other == "column":
         yield "other", 'other = "column" is for one-hot columns: use "refuse" or "missing"'
-    if column.one_hot and column.missing == "centre":
-        yield "missing", 'missing = "centre" is for numbers: use "indicator", which counts missing as a category'
+    if column.one_hot and column.missing in {"centre", "pairwise"}:
+        reason = f'missing = "{column.missing}" is for numbers: use "indicator", which counts missing as a category'
+        yield "missing", reason
     if column.encoding == "ordinal" and len(categories) < 2:
         yield "categories", "ordinal encoding needs at least two categories"
 

@@ -1,0 +1,154 @@
+"""Gaps, pair by pair: covariances are those of the rows that have both values, with the noise that is stated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pytest
+from scipy.stats import chi2
+from support.cli_scene import Call
+
+import dpdist
+from dpdist.answers.bias import clipped_rows
+from dpdist.answers.block import beside
+from dpdist.answers.correlation import correlation
+from dpdist.answers.covariance import covariance
+from dpdist.answers.pairwise import pairwise
+from dpdist.answers.regression import regressions
+from dpdist.answers.shrinkage import Shrinkage
+from dpdist.core.errors import BelowNoiseError, RefusedError, UsageError
+from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.core.release.request import Centring, ReleaseRequest
+from dpdist.core.rows.columns import Column
+from dpdist.core.rows.schema import Schema
+
+Matrix = npt.NDArray[np.float64]
+ROWS = 12_000
+SHARES = (0.0, 0.05, 0.2, 0.5)
+NAMES = [f"x{i}" for i in range(len(SHARES))]
+BUDGET = PrivacyLoss.parse("90000", "1e-2")
+
+
+def table(seed: int, shares: tuple[float, ...] = SHARES) -> pd.DataFrame:
+    random = np.random.default_rng(seed)
+    rows = 0.3 * random.normal(size=(ROWS, 1)) + 0.2 * random.normal(size=(ROWS, len(shares))) + 0.2
+    rows = np.clip(rows, -1, 1)
+    rows[random.random(rows.shape) < shares] = np.nan
+    return pd.DataFrame(rows, columns=NAMES).assign(kind=random.choice(["a", "b", "c"], ROWS))
+
+
+def schema(**changes: Any) -> Schema:
+    kinds = {name: {"missing": "pairwise" if share else None} for name, share in zip(NAMES, SHARES, strict=True)}
+    columns = [Column(name, "number", **({"range": (-1, 1)} | kinds[name] | changes)) for name in NAMES]
+    return Schema([*columns, Column("kind", "category", categories=["a", "b", "c"])], scale="range")
+
+
+def exact(frame: pd.DataFrame) -> Matrix:
+    rows = frame[NAMES].to_numpy()
+    there = ~np.isnan(rows)
+    filled, count = np.where(there, rows, 0.0), there.T.astype(float) @ there
+    sums = filled.T @ there
+    result: Matrix = filled.T @ filled / count - sums * sums.T / count**2
+    return result
+
+
+def of(release: dpdist.Release) -> Any:
+    """Return where the numbers are in a matrix of all columns."""
+    return np.ix_(*[[release.names.index(name) for name in NAMES]] * 2)
+
+
+def released(path: Path, name: str, epsilon: str = "1", **changes: Any) -> dpdist.Release:
+    request = ReleaseRequest("gaussian", PrivacyLoss.parse(epsilon, "1e-6"), "schema", rows_at_most=2 * ROWS, name=name)
+    return dpdist.release_rows(path, path.with_name(f"{name}.release.zarr"), replace(request, **changes)).release
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    table(1).to_parquet(tmp_path / "t.parquet")
+    dpdist.ingest_rows(tmp_path / "t.parquet", tmp_path / "rows.zarr", budget=BUDGET, schema=schema())
+    return tmp_path / "rows.zarr"
+
+
+@pytest.mark.parametrize("neighbours", [Neighbours.REPLACE_ONE, Neighbours.ADD_REMOVE])
+def test_covariances_are_those_of_the_rows_with_both_values_and_their_noise_is_stated(
+    rows: Path, neighbours: Neighbours
+) -> None:
+    """False-alarm rate 1e-6 a side, with a twin of half the deviation; the entries beside one another are dependent."""
+    truth, draws = exact(table(1)), 24
+    squares = np.zeros(truth.shape)
+    for draw in range(draws):
+        release = released(rows, f"{neighbours}{draw}", neighbours=neighbours)
+        result, places = covariance(release, Shrinkage.NONE), of(release)
+        assert result.errors is not None
+        squares += ((result.released[places] - truth) / result.errors[places]) ** 2
+    assert (squares > chi2.ppf(1e-7, draws)).all()
+    assert (squares < chi2.ppf(1 - 1e-7, draws)).all()
+    assert not (4 * squares < chi2.ppf(1 - 1e-7, draws)).all()
+
+
+def test_with_little_noise_every_answer_is_that_of_the_rows_that_have_both_values(rows: Path) -> None:
+    release, truth, frame = released(rows, "fine", "30000"), exact(table(1)), table(1)
+    result, (places,) = covariance(release), of(release)[1]
+    np.testing.assert_allclose(result.matrix[of(release)], truth, atol=2e-4)
+    np.testing.assert_allclose(result.location[places], frame[NAMES].mean(), atol=2e-4)
+    found = regressions(release, [int(places[0])], places[1:].tolist(), 0.0)[0]
+    slopes = np.linalg.solve(truth[1:, 1:], truth[1:, 0])
+    np.testing.assert_allclose([each.value for each in found.coefficients], slopes, atol=5e-3)
+    spread = np.sqrt(np.diagonal(truth))
+    share = np.linalg.eigvalsh(truth / np.outer(spread, spread))[-1]  # of the numbers: gaps and kinds are on their own
+    found_shares = correlation(release, 1).shares
+    assert found_shares[0] == pytest.approx(share / 7, rel=0.02)
+    assert "x1=missing" not in {release.names[i] for i in beside(release, [0])}
+    kept = pairwise(release)
+    assert kept is not None
+    assert kept.rows[places[2], places[3]] == pytest.approx(frame[["x2", "x3"]].notna().all(axis=1).sum(), abs=20)
+
+
+def test_gaps_taken_at_the_centre_shrink_covariances_and_the_answer_says_which(
+    rows: Path, tmp_path: Path, call: Call
+) -> None:
+    release = released(rows, "said", "50")
+    words = "from the rows that have both values of a pair, as if gaps had no cause"
+    assert words in clipped_rows(release).describe()
+    assert words not in clipped_rows(release).filled.describe()
+    path = str(tmp_path / "said.release.zarr")
+    told = " ".join(call("regress", path, "--target", "x0").out.split())
+    assert words in told
+    raw = " ".join(call("pca", path, str(tmp_path / "m.zarr"), "--components", "1").out.split())
+    assert "with missing cells at the centre, which weakens" in raw
+    centred = {"missing": "centre"}
+    dpdist.ingest_rows(tmp_path / "t.parquet", tmp_path / "c.zarr", budget=BUDGET, schema=schema(**centred))
+    with pytest.raises(RefusedError, match="must be known before rows are summed"):
+        released(tmp_path / "c.zarr", "none")
+    scaled = released(tmp_path / "c.zarr", "c", "3000", clip_norm=9.0, scale="private", centring=Centring.PRIVATE)
+    shrunk = covariance(scaled).correlation[of(scaled)]
+    spread = np.sqrt(np.diagonal(exact(table(1))))
+    truth = (exact(table(1)) / np.outer(spread, spread))[2, 3]
+    assert shrunk[2, 3] < 0.75 * truth
+    by_pairs = released(rows, "p", "3000", clip_norm=9.0, scale="private", centring=Centring.PRIVATE)
+    assert covariance(by_pairs).correlation[of(by_pairs)][2, 3] == pytest.approx(truth, abs=0.04)
+
+
+def test_what_gaps_need_is_refused_before_it_is_paid_or_named(tmp_path: Path, rows: Path) -> None:
+    with pytest.raises(UsageError, match='missing = "pairwise" is for numbers'):
+        Schema([Column("kind", "category", categories=["a", "b"], missing="pairwise")])
+    with pytest.raises(UsageError, match='fill is for missing = "fill" or "indicator"'):
+        Schema([Column("x", "number", missing="pairwise", fill=1)])
+    plain = Schema([replace(column, range=None) for column in schema().columns], others="refuse")
+    dpdist.ingest_rows(tmp_path / "t.parquet", tmp_path / "open.zarr", budget=BUDGET, schema=plain)
+    with pytest.raises(RefusedError, match="must be known before rows are summed"):
+        released(tmp_path / "open.zarr", "open", clip_norm=4.0)
+    with pytest.raises(UsageError, match="need the mean: release with centring='private'"):
+        covariance(released(rows, "about", centring=Centring.NONE))
+    gone = table(3, (0.0, 0.0, 0.995, 0.995))
+    gone.to_parquet(tmp_path / "gone.parquet")
+    dpdist.ingest_rows(tmp_path / "gone.parquet", tmp_path / "gone.zarr", budget=BUDGET, schema=schema())
+    release = released(tmp_path / "gone.zarr", "gone")
+    with pytest.raises(BelowNoiseError, match=r"Too few rows have both values.*: x1, x2, x3\. Leave"):
+        covariance(release)
+    assert regressions(release, [0], [1])[0].coefficients  # of the others it can be told
