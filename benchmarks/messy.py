@@ -189,7 +189,7 @@ def _names(rows: Floats) -> tuple[str, ...]:
 def drawn(rows: Floats, request: ReleaseRequest) -> tuple[Release, Floats, float]:
     """Draw a release; return it with the exact rows that it is of, (n, w), and the share of rows that were clipped."""
     count = len(rows)
-    array = ArrayRows(rows, _names(rows), "float64", missing=False)
+    array = ArrayRows(rows, _names(rows), "float64", missing=bool(np.isnan(rows).any()))
     made, _ = release_array(array, request, Paying(), register=Register())
     bound = made.bound
     bounded = bound.apply(rows, np.empty((count, bound.width)), Dithers(DitherKey(bytes(32)), 0))

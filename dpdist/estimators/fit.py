@@ -51,6 +51,7 @@ from dpdist.core.release.artefact import Release, open_release
 from dpdist.core.release.parse import request_from
 from dpdist.core.release.plan import Dimensions, plan_of, planned, without_choices
 from dpdist.core.release.request import Centring, ReleaseRequest
+from dpdist.core.rows.schema import Schema
 from dpdist.core.runtime.checks import forbid_core_dumps
 from dpdist.core.runtime.cluster import chosen
 from dpdist.core.storage.store import AnyStore, Store, store_at
@@ -59,6 +60,8 @@ from dpdist.estimators.base import PrivateEstimator, Shared
 from dpdist.estimators.inputs import Rows, rows_at, rows_of, set_columns, user_names
 from dpdist.estimators.labels import require_same_columns
 
+DESCRIBED = "_described_by"
+"""Attribute of an estimator with the schema of the rows of the next fit, which :func:`dpdist.private_pca` sets."""
 _NUMBERS = {
     "centre": "centre must be None, 'none', 'private', 'schema', a file, one public number per column, or a "
     "mapping with `centre` and `scale`.",
@@ -158,12 +161,13 @@ def released(
     request = request_of(estimator, components, targets)
     path = rows_at(data)
     before = dict(vars(estimator))
+    schema = estimator.__dict__.pop(DESCRIBED, None)
     try:
         rows = rows_of(estimator, data, fitting=True)
         rows = rows if join is None else join(rows)
         require_same_columns(estimator, data, rows)
         check(request, rows.columns)
-        made = _from_memory(estimator, rows, request) if path is None else _from_table(estimator, path, request)
+        made = _from_memory(estimator, rows, request, schema) if path is None else _from_table(estimator, path, request)
         release, fresh = made
     except BaseException:  # a refused fit does not discard the release of an earlier one
         estimator.__dict__.clear()
@@ -217,18 +221,20 @@ def _from_table(estimator: PrivateEstimator, rows: Store, request: ReleaseReques
     return outcome.release, outcome.fresh
 
 
-def _from_memory(estimator: PrivateEstimator, rows: Rows, request: ReleaseRequest) -> tuple[Release, bool]:
-    _require_memory(estimator, request)
+def _from_memory(
+    estimator: PrivateEstimator, rows: Rows, request: ReleaseRequest, schema: Schema | None
+) -> tuple[Release, bool]:
+    _require_memory(estimator, request, described=schema is not None)
     paying = Paying(_budget(estimator, request.loss), estimator.budget)
     return release_array(
-        rows.to_release(missing=estimator.missing == "centre"), request, paying,
+        rows.to_release(missing=estimator.missing == "centre", schema=schema), request, paying,
         target=None if estimator.release is None else store_at(estimator.release),
         on_survey=partial(_warn, named=not request.chooses), register=REGISTER,
     )  # fmt: skip
 
 
-def _require_memory(estimator: PrivateEstimator, request: ReleaseRequest) -> None:
-    """Refuse parameters that do not apply to rows in memory."""
+def _require_memory(estimator: PrivateEstimator, request: ReleaseRequest, *, described: bool) -> None:
+    """Refuse parameters that do not apply to rows in memory; of described ones the schema says what needs a centre."""
     if estimator.ledger is not None:
         raise RefusedError(
             "Rows in memory have no identity, so no ledger can record their budget. Ingest them "
@@ -242,7 +248,8 @@ def _require_memory(estimator: PrivateEstimator, request: ReleaseRequest) -> Non
         )
     if not isinstance(estimator.budget, Budget | None):
         raise UsageError("budget must be a dpdist.Budget: one object, shared by all fits charged to it.")
-    if estimator.missing == "centre" and request.centre is None and "scale" not in request.chooses:
+    centred = request.centre is not None or "scale" in request.chooses or described
+    if estimator.missing == "centre" and not centred:
         raise UsageError(
             "missing='centre' replaces cells with NaN by the centre, but this release has no centre: pass "
             "scale='private' or a public centre."

@@ -34,6 +34,7 @@ from dpdist.core.moment.arrays import batches, dense, known_rows
 from dpdist.core.pipeline.arrays import MISSING_CURE, ArrayRows
 from dpdist.core.rows.columns import DTYPES
 from dpdist.core.rows.dataset import FORMAT
+from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.units import spelled
 from dpdist.core.storage.store import Store, store_at
 from dpdist.core.text import listed
@@ -85,9 +86,10 @@ class Rows:
         dtype = np.dtype(self.data.dtype)
         return dtype if dtype.name in DTYPES and dtype.isnative else np.dtype(np.float64)
 
-    def to_release(self, *, missing: bool) -> ArrayRows:
-        """Return the rows as the core releases them."""
-        return ArrayRows(self.data, self.column_names, self.dtype.name, missing)
+    def to_release(self, *, missing: bool, schema: Schema | None = None) -> ArrayRows:
+        """Return the rows as the core releases them; a schema is that by which they were made."""
+        schema = schema if schema is not None and schema.features == self.column_names else None
+        return ArrayRows(self.data, self.column_names, self.dtype.name, missing, schema)
 
     def mapped(
         self,

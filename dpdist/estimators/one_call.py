@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from dpdist.core.rows.encoding import UnfitError, columns_of, is_text, types_of
 from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.units import Owner
 from dpdist.core.text import counted, listed
-from dpdist.estimators.fit import request_of
+from dpdist.estimators.fit import DESCRIBED, request_of
 from dpdist.estimators.inputs import rows_of
 from dpdist.estimators.pca import PrivatePCA
 from dpdist.formats.labelled import laid_out
@@ -70,7 +70,8 @@ def private_pca(
     each_row_is_a_person : bool, default False
         State that no person has two rows. Columns named like identifiers are left out.
     schema : Schema, str or path-like, default None
-        Meaning of columns of text. None: such columns are refused.
+        Meaning of the columns, which the release publishes; that of a table in memory is released as its file would be.
+        None: columns of text are refused.
     header : {"yes", "no"}, default None
         Whether the first line of a .csv is a header. None: an ambiguous file is refused.
     say : callable, default print
@@ -130,29 +131,41 @@ def private_pca(
             )  # fmt: skip
             estimator.ledger = str(rows.ledger)
             return estimator.fit(rows.table.path)
-        if parameters.get("clip") is None or parameters.get("scale") == "private":
-            parameters = {"missing": "centre", **parameters}  # which a private scale finds
+        described = None if schema is None else schema if isinstance(schema, Schema) else Schema.read(schema)
+        if _takes_missing(described, parameters):
+            parameters = {"missing": "centre", **parameters}
         estimator = PrivatePCA(n_components, correlation=correlation, epsilon=epsilon, delta=delta, **parameters)
-        data = _in_memory(table, schema, owner)
+        data = _in_memory(table, described, owner)
         found = rows_of(estimator, data, fitting=True)
         size = counted(found.columns, "column") + _without(table, found.column_names)
         if found.known_rows is not None and neighbours_of(estimator.neighbours) is Neighbours.REPLACE_ONE:
             size = f"{counted(found.known_rows, 'row')} of {size}"  # else the number of rows is private
+        weakened = estimator.missing == "centre" and (
+            described is None or len(described.centring) > len(described.pairwise)
+        )
         say(
-            f"The table: {size}. {rows_are(owner)}. {_CENTRED if estimator.missing == 'centre' else ''}Rows in memory "
+            f"The table: {size}. {rows_are(owner)}. {_CENTRED if weakened else ''}Rows in memory "
             "have no ledger on disk: in this process the same call returns the same result, and another release of "
             "these rows is refused unless a budget pays for it."
         )
+        estimator.__dict__[DESCRIBED] = described
         estimator.fit(data)
         if not estimator.fresh_:
             say("Returned again, not charged.")
         return estimator
 
 
+def _takes_missing(described: Schema | None, parameters: Mapping[str, Any]) -> bool:
+    """Whether missing cells count as the centre: by the schema, or where a private scale finds it."""
+    if described is not None:
+        return bool(described.centring + described.dropping)
+    return parameters.get("clip") is None or parameters.get("scale") == "private"
+
+
 _CENTRED = "Cells without a number count as the centre of their column, which weakens its correlations. "
 
 
-def _in_memory(table: Any, schema: Any, owner: Owner) -> Any:
+def _in_memory(table: Any, schema: Schema | None, owner: Owner) -> Any:
     """Return the rows of numbers of a table in memory."""
     if owner.column is not None:
         raise UsageError(
@@ -173,10 +186,8 @@ def _in_memory(table: Any, schema: Any, owner: Owner) -> Any:
         raise DataError("The table has several columns of one name. Rename them.")
     if schema is None:
         schema = _decided(frame, owner, lazy=lazy)
-    else:
-        schema = schema if isinstance(schema, Schema) else Schema.read(schema)
-        if schema.unit is None:
-            require_owner("The table", [str(name) for name in frame.columns], owner, schema)
+    elif schema.unit is None:
+        require_owner("The table", [str(name) for name in frame.columns], owner, schema)
     if lazy:  # its _meta is an empty DataFrame
         return frame.map_partitions(schema.transform, meta=schema.transform(frame._meta))  # noqa: SLF001
     return schema.transform(frame)

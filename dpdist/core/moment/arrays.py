@@ -233,6 +233,7 @@ class _Running:
             self._sums += values.sum(axis=0)
             self._squares += np.einsum("ij,ij->j", values, values)
             self._bound.shifted(rows, values)
+            values = values[:, list(self._bound.numbers)] if self._bound.whole else values
             norms = np.sqrt(np.einsum("ij,ij->i", values, values)) / self._bound.clip_norm
             self._reaching += int((np.abs(norms - 1) <= _ALIKE).sum())
             self._beyond += int((norms > 1 + _ALIKE).sum())

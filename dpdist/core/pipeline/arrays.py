@@ -39,7 +39,7 @@ from dpdist.core.pipeline.release import compute
 from dpdist.core.privacy import checks
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.core.release import archive, stages
-from dpdist.core.release.advice import choice_refused
+from dpdist.core.release.advice import choice_refused, require_centre_of_dropped
 from dpdist.core.release.artefact import Heading, Release, open_release
 from dpdist.core.release.plan import Dimensions, Plan, bound_of, planned, proved, require_schema
 from dpdist.core.release.request import ReleaseRequest
@@ -47,6 +47,7 @@ from dpdist.core.release.transaction import commit_once
 from dpdist.core.release.trusted import Answer, MomentTransaction, stands_at
 from dpdist.core.rows.bounding import RowBound
 from dpdist.core.rows.dataset import partitions
+from dpdist.core.rows.schema import Schema
 from dpdist.core.runtime.checks import forbid_core_dumps
 from dpdist.core.runtime.cluster import Cluster
 from dpdist.core.runtime.local import Executor, LocalExecutor
@@ -69,6 +70,7 @@ class ArrayRows:
     names: tuple[str, ...]
     dtype: str
     missing: bool  # whether NaN and infinity count as the centre
+    schema: Schema | None = None  # by which they were made; the guarantee does not depend on it
 
     @property
     def lazy(self) -> bool:
@@ -150,14 +152,15 @@ def release_array(
         raise DataError("X has no rows, so there is nothing to release.")
     if request.for_reproduction:
         raise RefusedError("Rows in memory cannot be released for reproduction: ingest them, and use the command line.")
-    require_schema(request, None)
-    columns = len(rows.names)
-    survey = rows.survey(bound_of(request, Dimensions(columns), RowBound.grid_bits), register.key)
+    schema, columns = rows.schema, len(rows.names)
+    require_schema(request, schema)
+    survey = rows.survey(bound_of(request, Dimensions(columns, schema=schema), RowBound.grid_bits), register.key)
     if not survey.rows:
         raise DataError("X has no rows, so there is nothing to release.")
     if not survey.finite and not rows.missing:
         raise DataError(f"X contains NaN or infinity. {MISSING_CURE} Nothing was released or charged.")
-    plan = planned(request, Dimensions(columns, survey.rows if request.neighbours is Neighbours.REPLACE_ONE else None))
+    public = survey.rows if request.neighbours is Neighbours.REPLACE_ONE else None
+    plan = planned(request, Dimensions(columns, public, schema=schema))
     if survey.rows > plan.bound.total_rows:
         raise DataError(
             f"X has more rows than 64-bit integers can sum at {plan.bound.grid_bits} grid bits. Pass a smaller "
@@ -167,8 +170,10 @@ def release_array(
     chunks = chunk_references(survey, None if rows.lazy else rows.data, missing=rows.missing)
     table = ArrayTable(
         rows=survey.rows, columns=columns, dtype=rows.dtype, chunk_rows=max(1, survey.rows), store=_X,
-        dataset_id=dataset, names=rows.names, budget=None, missing=rows.missing, reference=chunks, chunked=chunks,
+        dataset_id=dataset, names=rows.names, budget=None, schema=schema, missing=rows.missing,
+        reference=chunks, chunked=chunks,
     )  # fmt: skip
+    require_centre_of_dropped(table, centred=plan.request.centre is not None or "scale" in plan.request.chooses)
     release_id = plan.release_id(table)
     asked = Asked(survey.fingerprints, dataset, release_id, paying.limit, paying.account)
     charged = register.known(asked)
@@ -177,7 +182,7 @@ def release_array(
     on_survey(survey)
     if charged is None:
         register.require_relation(asked, request.neighbours)  # a private n is printed nowhere
-        _require_possible(plan, survey.rows)
+        _require_possible(plan, table)
         charged = register.charge(
             asked, survey.rows, proved(plan.guarantee), lambda ledger: _transaction(plan, table, ledger).reserve()
         )
@@ -198,12 +203,12 @@ def _require_own(target: Store, release_id: str, charged: MemoryStorage | None) 
         )
 
 
-def _require_possible(plan: Plan, rows: int) -> None:
+def _require_possible(plan: Plan, table: ArrayTable) -> None:
     """Refuse what cannot work for so many rows, before it is charged."""
-    request, columns = plan.request, plan.dimensions.columns
+    request, rows = plan.request, table.rows
     if "scale" in plan.stages:
-        stages.require_seen(request, ColumnCounting.of_numbers(columns), rows)
-    if refused := choice_refused(request, columns, rows):
+        stages.require_seen(request, ColumnCounting.of(table), rows)
+    if refused := choice_refused(request, table.columns, rows):
         raise RefusedError(f"{refused} Nothing was spent.")
     loss = proved(plan.guarantee).loss
     checks.require_small_delta(loss, request.neighbours, rows, accepted=request.accept_large_delta)

@@ -241,3 +241,36 @@ def test_a_target_that_is_a_boolean_weighs_more_and_a_public_centre_may_be_besid
     given = dpdist.release_rows(tmp_path / "t.zarr", tmp_path / "given.zarr", replace(request, centre=centre)).release
     assert given.bound.centre == centre
     assert chi_square(given, customers(6)) > 1e-5
+
+
+def test_a_table_in_memory_with_a_schema_is_released_as_its_file_would_be(tmp_path: Path) -> None:
+    frame = customers(9)
+    schema = Schema(
+        [replace(column, missing="pairwise") if column.name == "spend" else column for column in SCHEMA.columns]
+    )
+    pca = dpdist.private_pca(
+        frame, epsilon=1, delta="1e-6", schema=schema, each_row_is_a_person=True, say=lambda _: None
+    )
+    frame.to_parquet(tmp_path / "t.parquet")
+    dpdist.ingest_rows(tmp_path / "t.parquet", tmp_path / "t.zarr", budget=LOSS, schema=schema)
+    request = ReleaseRequest("gaussian", LOSS, "auto", scale="private", centring="private")  # type: ignore[arg-type]
+    filed = dpdist.release_rows(tmp_path / "t.zarr", tmp_path / "r.zarr", request).release
+    found = pca.release_
+    assert (found.schema, found.names, found.noise) == (schema, filed.names, filed.noise)
+    assert found.stage is not None
+    assert filed.stage is not None
+    assert found.stage.mechanism == filed.stage.mechanism
+    assert (found.bound.whole, found.bound.whole_norm, found.bound.constant) == (
+        filed.bound.whole, filed.bound.whole_norm, filed.bound.constant,
+    )  # fmt: skip
+    assert chi_square(found, frame) > 1e-5
+    saved = tmp_path / "saved.zarr"
+    kinds = Schema(schema.columns[:3])
+    with pytest.warns(UserWarning, match="charge all fits on the same people"):
+        alone = dpdist.private_pca(
+            frame[list(KINDS)], epsilon=1, delta="1e-6", schema=kinds, each_row_is_a_person=True, say=lambda _: None,
+            release=saved,
+        )  # fmt: skip
+    assert alone.release_.stage is None
+    assert alone.release_.bound.constant == 2 ** (alone.release_.bound.grid_bits - 2)
+    assert chi_square(dpdist.open_release(saved), frame) > 1e-5
