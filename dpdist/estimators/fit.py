@@ -335,7 +335,7 @@ def parameters_of(release: Release) -> Shared:
     bound, loss = release.bound, guarantee_of(release).loss
     chosen = {} if release.stage is None else release.stage.chosen
     vectors = {"centre": bound.centre, "scale": bound.scale}
-    if release.schema is not None and (bound.centre, bound.scale) == release.schema.contrasts:
+    if release.schema is not None and (bound.centre, bound.scale) == release.schema.contrasts():
         vectors = {}  # which follow from the schema
     public = {name: np.array(vector) for name, vector in vectors.items() if vector is not None and name not in chosen}
     clip: float | str = bound.clip_norm

@@ -168,6 +168,9 @@ class Plan:
 
 def plan_of(request: ReleaseRequest, table: Table) -> Plan:
     """Plan a release of a table."""
+    if table.schema is not None and request.targets:
+        stored = {column.name: name for name, column in table.schema.transformed.items()}
+        request = replace(request, targets=tuple(stored.get(name, name) for name in request.targets))
     if missing := [name for name in request.targets if name not in table.names]:
         raise UsageError(
             f"There is no column {', '.join(missing)}; there are {listed(table.names)}.", parameter="targets"
@@ -254,7 +257,7 @@ def bound_of(request: ReleaseRequest, size: Dimensions, grid_bits: int) -> RowBo
     private = request.centring is Centring.PRIVATE
     centre, scale = request.centre, None if isinstance(request.scale, str) else request.scale
     if size.whole and size.schema is not None and (request.scale == "private" or (private and centre is scale is None)):
-        contrasts, scale = size.schema.contrasts
+        contrasts, scale = size.schema.contrasts(scaled=request.scale == "private")
         centre = centre or contrasts
     if centre is None and request.scale != "private" and size.schema is not None and size.schema.centring:
         centre = (0.0,) * size.columns  # the value of missing cells
@@ -402,7 +405,7 @@ def _centred_by_schema(request: ReleaseRequest, size: Dimensions) -> ReleaseRequ
     request = replace(request, centring=Centring.PRIVATE if additive else Centring.NONE)
     if size.schema is None or not size.whole or request.scale == "private" or (additive and not vectors):
         return request  # :func:`bound_of` knows the contrasts
-    centre, scale = size.schema.contrasts
+    centre, scale = size.schema.contrasts()
     return replace(request, centre=centre, scale=request.scale or scale)
 
 

@@ -17,6 +17,10 @@ So neighbouring tables are mapped to neighbouring tables under either relation, 
 many rows; a weight multiplies the sum of a period afterwards. The result is clipped to C' and rounded as any other row,
 and its integers are verified. So the guarantee depends neither on the schema nor on its norms. ∎
 
+**No caps.** Limiting each scaled number first, so that a heavy column would shorten the others less, made slopes worse
+on nearly all of nine skewed tables (``benchmarks/results/caps.md``): clipping all numbers of a row keeps slopes,
+because it shortens both sides.
+
 The number of clipped rows and all norms are private: they are neither returned nor stored.
 """
 

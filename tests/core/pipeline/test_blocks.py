@@ -112,8 +112,8 @@ def test_neighbours_and_units_pay_for_the_norm_of_a_whole_row() -> None:
 def test_every_row_of_complete_categories_has_the_norm_that_the_schema_states() -> None:
     frame = customers(5, spend=1.0)
     rows = SCHEMA.transform(frame).to_numpy()
-    centre, scale = map(np.array, SCHEMA.contrasts)
-    whole = SCHEMA.whole(*SCHEMA.contrasts)
+    centre, scale = map(np.array, SCHEMA.contrasts())
+    whole = SCHEMA.whole(*SCHEMA.contrasts())
     norms = np.linalg.norm(((rows - centre) / scale)[:, list(whole.columns)], axis=1)
     assert norms == pytest.approx(whole.norm, rel=1e-12)
     assert whole.norm**2 == pytest.approx(sum(1 - 1 / k for k in (*KINDS.values(), 2)))
@@ -147,7 +147,7 @@ def test_the_norms_of_a_schema_are_attained_and_not_exceeded(scale: str, missing
     table = pd.MultiIndex.from_product(values.values(), names=values.keys()).to_frame(index=False)
     table = table.astype({"b": "boolean", "n": float})
     rows = schema.transform(table).to_numpy()
-    for vectors in ((None, None), schema.contrasts):
+    for vectors in ((None, None), schema.contrasts()):
         whole = schema.whole(*vectors)
         centre, unit = (
             (np.zeros(rows.shape[1]), np.ones(rows.shape[1])) if vectors[0] is None else map(np.array, vectors)

@@ -247,4 +247,4 @@ def test_a_series_with_a_private_scale_has_one_bound_beside_categories(table: pd
     (bound,) = {release.bound for release in releases}
     assert len(releases) == 2
     assert bound.whole == (0, 1, 2, 3, 4)
-    assert bound.row_norm == pytest.approx(np.hypot(bound.clip_norm, np.sqrt(2 / 3 + 1 / 2)), rel=0.005)
+    assert bound.row_norm == pytest.approx(np.hypot(bound.clip_norm, np.sqrt(2 * (2 / 3 + 1 / 2))), rel=0.005)

@@ -11,6 +11,7 @@ import dask
 import dask.array as da
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 from support.folders import STORED, unpack
@@ -166,7 +167,7 @@ def test_ranges_of_the_schema_are_the_grids_and_columns_of_which_little_is_seen_
     contrast = (np.array([0, 1]) - np.array(found.bound.centre)[4]) / scale[
         4
     ]  # of the boolean, which takes no histogram
-    assert contrast == pytest.approx([-(0.5**0.5), 0.5**0.5])
+    assert contrast == pytest.approx([-1, 1])
     assert (found.bound.centre[5], scale[5]) == (0, 1)  # type: ignore[index]
     assert found.bound.row_norm == pytest.approx(np.hypot(2.475, 1), rel=0.005)
     told = CliRunner().invoke(cli, ["inspect", str(tmp_path / "release.zarr")]).output
@@ -226,6 +227,28 @@ def test_a_target_is_weighed_so_that_noise_hides_less_of_it(rows: Path, tmp_path
         release_rows(rows, tmp_path / "none.zarr", replace(asked, targets=("c9",)))
     with pytest.raises(UsageError, match=r"add scale='private'; or divide these columns by a public scale"):
         replace(asked, scale=None, clip_norm=12)
+
+
+def test_a_skewed_target_is_not_enlarged_and_one_with_a_transform_has_the_name_of_its_column(tmp_path: Path) -> None:
+    """Its large values would be clipped more often."""
+    random = np.random.default_rng(2)
+    frame = {
+        "spend": random.lognormal(2, 1.2, ROWS),
+        "age": random.normal(50, 9, ROWS),
+        "visits": random.poisson(9, ROWS),
+    }
+    pd.DataFrame(frame).to_parquet(tmp_path / "t.parquet")
+    for name, word in (("plain", None), ("log", "log")):
+        columns = [Column(column, "number", transform=word if column == "spend" else None) for column in frame]
+        budget = PrivacyLoss.parse("9", "1e-5")
+        ingest_rows(tmp_path / "t.parquet", tmp_path / f"{name}.zarr", budget=budget, schema=Schema(columns))
+    asked = replace(GAUSSIAN, centring=Centring.PRIVATE, targets=("spend", "age"), clip_norm=12.0)
+    divisors: dict[tuple[str, bool], npt.NDArray[np.float64]] = {}
+    for name, request in (("plain", asked), ("plain", replace(asked, targets=())), ("log", asked)):
+        found = release_rows(tmp_path / f"{name}.zarr", tmp_path / f"{len(divisors)}.zarr", request).release
+        divisors[name, bool(request.targets)] = np.array(found.bound.scale)
+    assert divisors["plain", False] / divisors["plain", True] == pytest.approx([1, 3, 1], rel=0.3)
+    assert divisors["log", True][0] == pytest.approx(np.log1p(frame["spend"]).std() / 3, rel=0.3)
 
 
 def test_what_cannot_be_chosen_is_refused_before_anything_is_spent(rows: Path, tmp_path: Path) -> None:
