@@ -11,7 +11,10 @@ and with ``transform = "log"``. Of each of the draws:
   the median of the draws, which is about 1 without a bias;
 * **spend of premium customers over that of others**: the slope of a regression on the flag, and how often its interval
   holds that of the rows as they are; with the logarithm it is a ratio of geometric means, shown as such;
-* **age and income**: the slope of income on age, over the true one of the complete rows.
+* **age and income**: the slope of income on age and their correlation, over those of the complete rows; gaps are taken
+  pair by pair where the version can, otherwise at the centre;
+* **means** of age, income and spend and the correlation of premium and spend, over those of the rows as they are, the
+  mean of logarithms for the logarithm.
 
 Draws with a slope below the noise are left out. "Before" is a version given by ``--before``.
 """
@@ -19,6 +22,7 @@ Draws with a slope below the noise are left out. "Before" is a version given by 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import subprocess
 import sys
@@ -32,12 +36,24 @@ import pandas as pd
 
 import dpdist
 from dpdist.answers.block import column_indices, source_units
+from dpdist.answers.covariance import covariance
 from dpdist.answers.regression import regressions
 from dpdist.core.errors import DpdistError
 
 ROWS, DRAWS = 20_000, 200
+NUMBERS = ("premium", "age", "income", "spend")
 LOSS = dpdist.PrivacyLoss.parse("1", "1e-6")
+GAPS = "pairwise" if importlib.util.find_spec("dpdist.answers.pairwise") else "centre"
 CATEGORIES = {"region": (0.5, 0.3, 0.15, 0.048, 0.002), "channel": (0.4, 0.3, 0.2, 0.1)}
+
+
+HEADS = {
+    "counts": "counts: error² over noise²", "premium, true": "premium, true", "premium": "premium",
+    "premium holds": "holds", "age, over the true slope": "age: slope over the true", "mean age": "mean age",
+    "mean income": "mean income", "mean spend": "mean spend", "correlation age, income": "correlation age, income",
+    "age, income holds": "holds", "correlation premium, spend": "correlation premium, spend",
+    "premium, spend holds": "holds",
+}  # fmt: skip
 
 
 def customers(seed: int) -> pd.DataFrame:
@@ -70,7 +86,7 @@ def schema(money: dict[str, Any]) -> dpdist.Schema:
             ),
             dpdist.Column("premium", "boolean"),
             dpdist.Column("age", "integer", range=(0, 120)),
-            dpdist.Column("income", "number", missing="centre", **money),
+            dpdist.Column("income", "number", missing=GAPS, **money),
             dpdist.Column("spend", "number", **money),
             dpdist.Column("since", "date", range=("2010-01-01", "2030-01-01")),
         ]
@@ -97,6 +113,23 @@ def slope(release: dpdist.Release, target: str, on: str) -> tuple[float, float, 
     (fit,) = regressions(release, places[0], places[1], 0.0, source_units(release))
     low, high = fit.coefficients[0].interval
     return fit.coefficients[0].value, low, high
+
+
+def moments(release: dpdist.Release, frame: pd.DataFrame, *, logarithm: bool) -> dict[str, float]:
+    """Return means and correlations over those of the rows as they are."""
+    result = covariance(release, units=source_units(release))
+    names = {name: f"log1p({name})" if logarithm and name in {"income", "spend"} else name for name in NUMBERS}
+    places = {name: release.names.index(stored) for name, stored in names.items()}
+    exact = frame[list(NUMBERS)].astype(float)
+    if logarithm:
+        exact[["income", "spend"]] = np.log1p(exact[["income", "spend"]])
+    found = {f"mean {name}": float(result.location[places[name]] / exact[name].mean()) for name in NUMBERS[1:]}
+    ends = result.correlation_intervals
+    for one, other in (("age", "income"), ("premium", "spend")):
+        truth, at = float(exact[one].corr(exact[other])), (places[one], places[other])
+        found[f"correlation {one}, {other}"] = float(result.correlation[at]) / truth
+        found[f"{one}, {other} holds"] = np.nan if ends is None else float(ends[at][0] <= truth <= ends[at][1])
+    return found
 
 
 def draws(money: dict[str, Any]) -> dict[str, Any]:
@@ -126,6 +159,7 @@ def draws(money: dict[str, Any]) -> dict[str, Any]:
                 "counts": counts_error(release, frame), "premium, true": truth, "premium": value,
                 "premium holds": float(low <= truth <= high),
                 "age, over the true slope": by_age / per_year,
+                **moments(release, frame, logarithm=logarithm),
             }
         )  # fmt: skip
     means = {name: float(np.mean([each[name] for each in found])) for name in found[0]}
@@ -156,15 +190,12 @@ def main() -> None:
         found = {"before": json.loads(subprocess.run(command, check=True, capture_output=True).stdout)} | found  # noqa: S603
     lines = [
         "# A customer table", "", "`benchmarks/customers.py` says what is what.", "",
-        "| version | money | counts: error² over noise² | premium, true | premium | holds | age: slope over the true |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        f"| version | money | {' | '.join(HEADS.values())} |",
+        f"| --- | --- |{' --- |' * len(HEADS)}",
     ]  # fmt: skip
     for version, rows in found.items():
         for money, row in rows.items():
-            lines.append(
-                f"| {version} | {money} | {row['counts']:.2f} | {row['premium, true']:.3g} | {row['premium']:.3g} | "
-                f"{row['premium holds']:.2f} | {row['age, over the true slope']:.2f} |"
-            )
+            lines.append(f"| {version} | {money} | {' | '.join(f'{row[name]:.3g}' for name in HEADS)} |")
     asked.output.with_suffix(".md").write_text("\n".join(lines) + "\n")
     asked.output.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
     print("\n".join(lines), file=sys.stderr)

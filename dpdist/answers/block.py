@@ -251,8 +251,8 @@ def source_units(release: Release) -> tuple[Matrix, Matrix]:
 
 
 def _features_of(table: Release | RowsTable) -> dict[str, tuple[str, ...]]:
-    """Return the columns of the rows derived from each column of the schema."""
-    have = set(table.names)
+    """Return the columns of the rows derived from each column of the schema, but those that count gaps."""
+    have = set(table.names) - set({} if table.schema is None else table.schema.pairwise.values())
     columns = () if table.schema is None else table.schema.columns
     present = {column.name: tuple(name for name in column.features if name in have) for column in columns}
     return {name: features for name, features in present.items() if features}

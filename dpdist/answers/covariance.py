@@ -238,7 +238,8 @@ def _errors(release: Release, about: AboutMean, released: Matrix) -> tuple[Matri
 
 def _errors_with_gaps(released: Matrix, errors: Matrix) -> Matrix:
     """Return the deviations of correlations whose covariances have these deviations, as if they were independent."""
-    spread = np.sqrt(np.maximum(np.diagonal(released), np.finfo(float).tiny))
+    variances = np.diagonal(released)
+    spread = np.sqrt(np.where(variances > 0, variances, 1.0))
     scaled, r = errors / np.outer(spread, spread), _raw_correlation(released)
     own = np.diagonal(scaled) ** 2
     deviations: Matrix = np.sqrt(scaled**2 + r**2 / 4 * (own[:, None] + own))

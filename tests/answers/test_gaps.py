@@ -15,7 +15,7 @@ from support.cli_scene import Call
 
 import dpdist
 from dpdist.answers.bias import clipped_rows
-from dpdist.answers.block import beside
+from dpdist.answers.block import beside, column_indices
 from dpdist.answers.correlation import correlation
 from dpdist.answers.covariance import covariance
 from dpdist.answers.pairwise import pairwise
@@ -104,6 +104,7 @@ def test_with_little_noise_every_answer_is_that_of_the_rows_that_have_both_value
     found_shares = correlation(release, 1).shares
     assert found_shares[0] == pytest.approx(share / 7, rel=0.02)
     assert "x1=missing" not in {release.names[i] for i in beside(release, [0])}
+    assert column_indices(release, ["x1"], "targets") == (places[1],)
     kept = pairwise(release)
     assert kept is not None
     assert kept.rows[places[2], places[3]] == pytest.approx(frame[["x2", "x3"]].notna().all(axis=1).sum(), abs=20)
