@@ -35,13 +35,14 @@ from dpdist.answers.noise_edge import CONFIDENCE, law_of
 from dpdist.answers.skewed import skewed_message
 from dpdist.core.mechanisms.counts import CountNoise, noise_from_json
 from dpdist.core.mechanisms.noise_law import Noise
-from dpdist.core.naming import step
+from dpdist.core.naming import parameter, step
 from dpdist.core.release.artefact import Release
 from dpdist.core.rows.rounding import LARGEST_SHARE, entry_variances, spectral_error
 from dpdist.core.text import listed, rounded_norm
 
 if TYPE_CHECKING:
     from dpdist.core.pipeline.release import Outcome
+    from dpdist.core.rows.schema import Schema
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,8 @@ class ClippedRows:
     pairwise: bool = False  # some are counted, so that covariances are of the rows that have both values
     about: str = ""  # what the values are about if neither a mean nor a centre is known
     beside: bool = False  # only numbers were clipped, beside categories
+    limits: tuple[str, ...] = ()  # what the schema did to values before, as parts of a sentence
+    ranged: bool = False  # by the schema there is a clip norm that clips no row
 
     @property
     def nearly_all(self) -> bool | None:
@@ -230,9 +233,10 @@ class ClippedRows:
             return ""
         share = {"nearly all were": "nearly all of them", "how many is unknown": "some of them"}
         rows = share.get(self.clipped, self.clipped).replace("of them", "of the rows")
+        larger = f"release with {parameter('clip', 'schema')}, which clips none" if self.ranged else ""
         return (
-            f"unknown: {'numbers of ' * self.beside}{rows} were clipped; transform skewed columns, or take a larger "
-            "clip norm"
+            f"unknown: {'numbers of ' * self.beside}{rows} were clipped; transform skewed columns, or "
+            f"{larger or 'take a larger clip norm'}"
         )
 
     @property
@@ -247,6 +251,7 @@ class ClippedRows:
         text += f", about {self.about}, as no mean was released" if self.about else ""
         text += ", with missing cells at the centre, which weakens correlations and slopes" if self.centring else ""
         text += ", from the rows that have both values of a pair, as if gaps had no cause" if self.pairwise else ""
+        text += "".join(f", {limit}" for limit in self.limits)
         return f"{text}, with rows without {listed(self.dropping)} replaced by the centre" if self.dropping else text
 
 
@@ -268,7 +273,7 @@ def clipped_rows(release: Release) -> ClippedRows:
     )  # fmt: skip
     known = ClippedRows(
         norm, None, None, None, between, longest, centred, dropping, centred_cells > pairwise, pairwise > 0,
-        origin_of(release), beside,
+        origin_of(release), beside, limits_of(schema), schema is not None and schema.clip_norm is not None,
     )  # fmt: skip
     rows = None if release.subspace is not None or release.weights else release.row_count
     if rows is None or rows <= 0 or noise.variance_diagonal is None:
@@ -282,6 +287,21 @@ def clipped_rows(release: Release) -> ClippedRows:
         grid += trace / largest * _FAR * _deviation_of_rows(release) / rows
     share, error = trace / largest, _FAR * deviation / largest + grid
     return replace(known, share=share, error=error, most=min(1.0, max(0.0, share + error)))
+
+
+def limits_of(schema: Schema | None) -> tuple[str, ...]:
+    """Return what a schema did to values before rows were clipped, as parts of a sentence."""
+    columns = [] if schema is None else [column for column in schema.columns if column.stored]
+    ranged = any(column.range is not None for column in columns)
+    filled = [column.name for column in columns if column.missing in {"fill", "indicator"} and not column.one_hot]
+    return (
+        *(("with values beyond a public range, however many, at its end",) if ranged else ()),
+        *(
+            (f"with missing values of {listed(filled)} at a public one, which moves means and slopes",)
+            if filled
+            else ()
+        ),
+    )
 
 
 def origin_of(release: Release) -> str:

@@ -227,6 +227,18 @@ def references(release: Release, on: Sequence[int]) -> tuple[int, ...]:
     )
 
 
+def incomplete(release: Release, columns: Sequence[int]) -> tuple[str, ...]:
+    """Return the columns of the schema that have no value in some rows of the columns of a release, as far as known.
+
+    A missing value that stands at a centre or a public number has no residual, and a dropped row none at all.
+    """
+    if release.schema is None:
+        return ()
+    names, absent = {release.names[place] for place in columns}, {"centre", "pairwise", "fill"}
+    gaps = [c.name for c in release.schema.columns if c.stored and c.missing in absent and names & set(c.features)]
+    return (*gaps, *release.schema.dropping)
+
+
 def source_units(release: Release) -> tuple[Matrix, Matrix]:
     """Return centre and scale, (d,) each: ``centre + scale * row`` is in the units of the source.
 

@@ -72,7 +72,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dpdist.answers.block import NORMAL, Block, EntryNoise, block_of, deviation, references
+from dpdist.answers.block import NORMAL, Block, EntryNoise, block_of, deviation, incomplete, references
 from dpdist.answers.correlation import drowned
 from dpdist.answers.design import LARGER, Design, principal_design, ridge_design
 from dpdist.core.errors import BelowNoiseError, UsageError
@@ -233,9 +233,10 @@ def _regression(
     spread = deviation(noise.of_functional(np.outer(about, about)))
     if total <= NORMAL * spread:
         others = f" Or name only the other targets ({parameter('target')})." if len(block.columns) > count + 1 else ""
+        if block.columns[target] in block.release.bound.numbers:
+            others = f" Or release it anew, as one of the {parameter('targets')} of a private scale.{others}"
         raise BelowNoiseError(
-            f"The variance of {names[block.columns[target]]!r} is below the noise of this release. {LARGER} Or "
-            f"release it anew, as one of the {parameter('targets')} of a private scale.{others}"
+            f"The variance of {names[block.columns[target]]!r} is below the noise of this release. {LARGER}{others}"
         )
     doubted, loose = design.component_noise(solved, noise.off)
     moved = noise.of_product(residual)[:-1, :-1] + doubted
@@ -314,10 +315,10 @@ def _in_units(
     passed = weights @ design.inverse
     noise = np.einsum("ij,jk,ik->i", passed, moved, passed, optimize=True)
     sampling: list[float | None] = [None] * (count + 1)
-    schema = block.release.schema
-    # rows and cells at the centre have no residual, and slopes with a ridge or components describe no population
+    # slopes with a ridge or components describe no population
     plain = not design.ridge and design.components is None
-    if plain and block.rows is not None and not (schema is not None and schema.centring + schema.dropping):
+    used = [block.columns[place] for place in (*range(count), target)]
+    if plain and block.rows is not None and not incomplete(block.release, used):
         eigenvalues, vectors = np.linalg.eigh(design.moment)
         spread = ((passed @ vectors) ** 2) @ np.maximum(eigenvalues, 0)
         sampling = [deviation(float(variance) * rest / block.rows) for variance in spread]

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from dpdist.answers.bias import clipped_rows
 from dpdist.answers.block import beside, column_indices, source_units
+from dpdist.answers.correlation import drowned
 from dpdist.answers.covariance import Covariance, below_noise_message, covariance, expanded
 from dpdist.answers.design import Partial, partial_correlation
 from dpdist.answers.regression import Regression, regressions
@@ -27,7 +28,7 @@ from dpdist.core.release.artefact import Release, open_release
 from dpdist.core.release.parse import columns_from
 from dpdist.core.storage.arrays import array_options, digest_of_objects
 from dpdist.core.storage.store import AnyStore, Store, replace_own, store_at
-from dpdist.core.text import counted, wrapped
+from dpdist.core.text import counted, listed, wrapped
 from dpdist.report.answers import about_intervals, regression
 
 _MATRIX_KINDS = (".csv", ".npz")
@@ -277,9 +278,14 @@ def regress(
     opened = open_release(release)
     targets = column_indices(opened, columns_from(target), "target")
     chosen = beside(opened, targets) if on is None else column_indices(opened, columns_from(on), "on")
+    # of a category the values above the noise, unless a value is named
+    kept = [i for i in targets if opened.names[i] in columns_from(target) or i not in drowned(opened)]
+    rare = [opened.names[i] for i in targets if kept and i not in kept]
     number = None if components is None else count_of(components)
     component_count = components if number is None else number
-    fits = regressions(opened, targets, chosen, ridge_of(ridge), source_units(opened), components=component_count)
+    fits = regressions(
+        opened, kept or targets, chosen, ridge_of(ridge), source_units(opened), components=component_count
+    )
     if out is not None:
         write_table(out, _columns_of(fits), opened, "table of coefficients")
     lengths, blindly = clipped_rows(opened), blindly_scaled_message(opened)
@@ -295,7 +301,8 @@ def regress(
     }
     mark = "" if opened.status == "private" else f"{opened.status.upper()}: do not publish it.\n"
     tables = "\n\n".join(regression(tables_json, opened) for tables_json in fits)
-    remarks = " ".join(filter(None, (about_intervals(opened, fits[0]), blindly)))
+    left_out = f"Not above the noise, and left out as a target: {listed(rare)}." if rare else ""
+    remarks = " ".join(filter(None, (left_out, about_intervals(opened, fits[0]), blindly)))
     if on is None and opened.blindly_scaled[1]:
         remarks += " They are omitted here."
     first = f"{wrapped(warning)}\n" if (warning := lengths.warning()) else ""

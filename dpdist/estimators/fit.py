@@ -49,7 +49,7 @@ from dpdist.core.release import archive
 from dpdist.core.release.advice import blindly_scaled_message
 from dpdist.core.release.artefact import Release, open_release
 from dpdist.core.release.parse import request_from
-from dpdist.core.release.plan import Dimensions, plan_of, planned, without_choices
+from dpdist.core.release.plan import Dimensions, by_schema, plan_of, planned, without_choices
 from dpdist.core.release.request import Centring, ReleaseRequest
 from dpdist.core.rows.schema import Schema
 from dpdist.core.runtime.checks import forbid_core_dumps
@@ -166,7 +166,8 @@ def released(
         rows = rows_of(estimator, data, fitting=True)
         rows = rows if join is None else join(rows)
         require_same_columns(estimator, data, rows)
-        check(request, rows.columns)
+        described = schema if path is None else open_rows(path).schema
+        check(by_schema(request, Dimensions(rows.columns, schema=described)), rows.columns)
         made = _from_memory(estimator, rows, request, schema) if path is None else _from_table(estimator, path, request)
         release, fresh = made
     except BaseException:  # a refused fit does not discard the release of an earlier one

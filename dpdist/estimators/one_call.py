@@ -137,7 +137,7 @@ def private_pca(
         estimator = PrivatePCA(n_components, correlation=correlation, epsilon=epsilon, delta=delta, **parameters)
         data = _in_memory(table, described, owner)
         found = rows_of(estimator, data, fitting=True)
-        size = counted(found.columns, "column") + _without(table, found.column_names)
+        size = counted(found.columns, "column") + _without(table, found.column_names, described)
         if found.known_rows is not None and neighbours_of(estimator.neighbours) is Neighbours.REPLACE_ONE:
             size = f"{counted(found.known_rows, 'row')} of {size}"  # else the number of rows is private
         weakened = estimator.missing == "centre" and (
@@ -193,10 +193,10 @@ def _in_memory(table: Any, schema: Schema | None, owner: Owner) -> Any:
     return schema.transform(frame)
 
 
-def _without(table: Any, kept: Sequence[str]) -> str:
+def _without(table: Any, kept: Sequence[str], described: Schema | None) -> str:
     """Return which columns of a DataFrame are left out, as the end of a phrase."""
     columns = table.columns if is_a(table, "pandas", "DataFrame") else ()
-    sources = {*kept, *(name.partition("=")[0] for name in kept)}  # a category has a column for each value
+    sources = {*kept} if described is None else {column.name for column in described.columns if column.stored}
     left_out = [name for name in map(str, columns) if name not in sources]
     return f", without {listed(left_out)}" if left_out else ""
 

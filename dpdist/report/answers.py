@@ -9,6 +9,7 @@ from decimal import Decimal
 from markupsafe import Markup
 
 from dpdist.answers.bias import clipped_rows, origin_of
+from dpdist.answers.block import incomplete
 from dpdist.answers.regression import Estimate, Regression
 from dpdist.core.naming import parameter
 from dpdist.core.release.artefact import Release
@@ -58,6 +59,8 @@ def number(value: float) -> Markup:
 
 
 _SHOWN = 25
+_FACTORS, _TOLD = 5, 3.0
+"""Most factors of a target with a logarithm, and the longest interval of a coefficient that is told as one."""
 _ABOUT = "Each interval holds in 95 of 100 releases."
 _POPULATION = (
     " That for the population assumes that rows are independent draws from it, with residuals of equal variance."
@@ -67,8 +70,13 @@ _POPULATION = (
 def about_intervals(release: Release, result: Regression) -> str:
     """Return what the intervals of a regression describe and assume."""
     population = result.intercept.population_interval is not None
+    used = [release.names.index(name) for name in (*result.names, result.target)]
+    gaps = incomplete(release, used)
     about = _ABOUT + _POPULATION * population
-    unknown = clipped_rows(release).unknown
+    if gaps and not result.ridge and result.components is None:
+        about += f" There is none for the population, because values of {listed(gaps)} may be missing."
+    # categories and booleans are never shortened, whatever is beside them
+    unknown = clipped_rows(release).unknown if set(used) & set(release.bound.numbers) else ""
     about += (
         f" They describe the clipped rows. For the rows as they are, coefficients are {unknown}." if unknown else ""
     )
@@ -98,23 +106,33 @@ def regression(result: Regression, release: Release) -> str:
         *([wrapped(f"{counted(omitted, 'column')} closer to 0 are not shown.")] if omitted else []),
         wrapped(last),
         *([wrapped(BELOW_NOISE)] if result.drowned else []),
-        *([wrapped(_unknown(result))] if result.unknown else []),
-        *([wrapped(said)] if (said := _of_transform(result.target, release)) else []),
+        *([wrapped(_unknown(result, release))] if result.unknown else []),
+        *([wrapped(said)] if (said := _of_transform(result, release)) else []),
         wrapped(_ridge(result)),
     ])  # fmt: skip
 
 
-def _of_transform(target: str, release: Release) -> str:
+def _of_transform(result: Regression, release: Release) -> str:
     """Return what a fit of a transformed target says about its numbers; empty for any other target."""
+    target = result.target
     column = None if release.schema is None else release.schema.transformed.get(target)
     if column is None:
         return ""
     back = "the hyperbolic sine of a fit" if column.transform == "asinh" else "exp of a fit, less 1"
+    factors = ""
+    if column.transform == "log":
+        told = [
+            f"{_short(name)} {math.exp(estimate.value):.3g} ({' .. '.join(f'{math.exp(end):.3g}' for end in ends)})"
+            for name, estimate in zip(result.names, result.coefficients, strict=True)
+            if (ends := estimate.interval)[1] - ends[0] < _TOLD
+        ][:_FACTORS]
+        of = f"1 + {column.name}" if not column.low else f"its distance from {exactly(column.low)}, plus 1,"
+        factors = f" exp of a coefficient is the factor of {of} for one unit: {listed(told)}." if told else ""
     if column.transform == "log" and column.low:
         back += f", {'plus' if column.low > 0 else 'minus'} {exactly(abs(column.low))},"
     return (
         f"{target} is a transform of {column.name}: {back} is the median of {column.name} where errors are symmetric, "
-        "not its mean."
+        f"not its mean.{factors}"
     )
 
 
@@ -128,11 +146,13 @@ def centre_name(release: Release) -> str:
 BELOW_NOISE = "BELOW THE NOISE: the columns may explain nothing of the target."
 
 
-def _unknown(result: Regression) -> str:
+def _unknown(result: Regression, release: Release) -> str:
     single = len(result.unknown) == 1
+    numbers = {release.names[place] for place in release.bound.numbers} & set(result.unknown)
+    ranged = f"A public range ({parameter('schema')}) or a" if numbers else "A"
     return (
         f"{listed(result.unknown)}: not above the noise, {'coefficient' if single else 'coefficients'} unknown. "
-        f"A public range ({parameter('schema')}) or a larger epsilon may help."
+        f"{ranged} larger epsilon may help."
     )
 
 

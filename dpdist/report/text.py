@@ -134,10 +134,12 @@ def _without_loadings(result: Alignment) -> str:
         return ""
     indices = range(min(result.counted, len(result.loadings), SHOWN))
     names = [str(i + 1) for i in indices if not np.isfinite(result.loadings[i]).any()]
+    more = f"Loadings are shown for the first {SHOWN}." if min(result.counted, len(result.loadings)) > SHOWN else ""
     if not names:
-        return ""
+        return more
     noun = "component" if len(names) == 1 else "components"
-    return f"Loadings of {noun} {listed(names)} are not shown: the noise may have mixed them with a neighbour."
+    mixed = f"Loadings of {noun} {listed(names)} are not shown: the noise may have mixed them with a neighbour."
+    return f"{mixed} {more}".rstrip()
 
 
 def loadings(vectors: npt.NDArray[np.float64], result: Alignment, names: Sequence[str]) -> str:

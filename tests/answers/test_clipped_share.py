@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -123,3 +124,55 @@ def test_every_answer_tells_the_interval_and_what_is_unknown(
     dpdist.ingest_rows("t.parquet", "u.zarr", budget=LOSS, schema=Schema(ranged, scale="range"))
     dpdist.release_rows("u.zarr", "u.release.zarr", ReleaseRequest("gaussian", LOSS, "schema"))
     assert "unknown" not in call("regress", "u.release.zarr", "--target", "spend").out
+
+
+def test_answers_say_what_the_schema_did_to_values_and_why_the_population_is_missing(
+    tmp_path: Path,
+    call: Call,
+    monkeypatch: pytest.MonkeyPatch,
+    state: Path,  # noqa: ARG001
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(4)
+    rows = 20_000
+    member = random.random(rows) < 0.3
+    frame = pd.DataFrame(
+        {
+            "spend": random.lognormal(2, 1, rows) * np.where(member, 3, 1), "age": random.normal(50, 9, rows),
+            "income": np.where(random.random(rows) < 0.1, np.nan, random.normal(3, 1, rows)), "member": member,
+            "region": random.choice(["north", "south", "isle"], rows, p=[0.6, 0.3996, 0.0004]),
+        }
+    )  # fmt: skip
+    frame.to_parquet("t.parquet")
+    columns = [
+        Column("spend", "number", transform="log"), Column("age", "number", range=(0, 120)),
+        Column("income", "number", missing="fill", fill=0), Column("member", "boolean"),
+        Column("region", "category", categories=["north", "south", "isle"]),
+    ]  # fmt: skip
+    dpdist.ingest_rows("t.parquet", "t.zarr", budget=LOSS, schema=Schema(columns))
+    dpdist.release_rows("t.zarr", "r.zarr", SCALED)
+
+    def told(*command: str) -> str:
+        said = call("regress", "r.zarr", *command)
+        assert said.code == 0, said.err
+        return " ".join(said.out.split())
+
+    text = told("--target", "income", "--on", "age")
+    assert "with values beyond a public range, however many, at its end" in text
+    assert "with missing values of income at a public one, which moves means and slopes" in text
+    assert "There is none for the population, because values of income may be missing." in text
+    text = told("--target", "spend", "--on", "member")
+    assert "rows are independent draws from it" in text
+    assert "for the rows as they are" in text.lower()
+    found = re.search(
+        r"exp of a coefficient is the factor of 1 \+ spend for one unit: member ([\d.]+) \(([\d.]+) \.\. ", text
+    )
+    assert found is not None, text
+    log = np.log1p(frame["spend"])
+    assert float(found[1]) == pytest.approx(np.exp(log[member].mean() - log[~member].mean()), rel=0.12)
+    text = told("--target", "region", "--on", "member")
+    assert "Not above the noise, and left out as a target: region=isle." in text
+    assert "unknown" not in text  # categories are never shortened
+    said = call("regress", "r.zarr", "--target", "region=isle", "--on", "member")
+    assert "is below the noise" in said.message
+    assert "--targets" not in said.message  # a category takes no private scale

@@ -226,7 +226,7 @@ def _decisions(
         f"All rows of one {unit.column} are protected together, and at most {unit.max_rows} of them are kept",
         f"The budget of the table is {Ledger(ledger).budget}, in {ledger}",
     ]  # fmt: skip
-    if schema is not None and schema.centring:
+    if schema is not None and len(schema.centring) > len(schema.pairwise):
         sentences.append("Cells without a number count as the centre of their column, which weakens its correlations")
     return ". ".join(sentences) + "."
 
