@@ -143,6 +143,7 @@ class ClippedRows:
     about: str = ""  # what the values are about if neither a mean nor a centre is known
     beside: bool = False  # only numbers were clipped, beside categories
     limits: tuple[str, ...] = ()  # what the schema did to values before, as parts of a sentence
+    categories: bool = False  # the rows have some
     ranged: bool = False  # by the schema there is a clip norm that clips no row
 
     @property
@@ -168,7 +169,7 @@ class ClippedRows:
             return f"none is longer than {rounded_norm(self.longest)}"
         if self.between is not None and not (self.nearly_all and self.between[1] > _MOSTLY):  # all in the last bin
             low, high = (100 * end for end in self.between)
-            return f"{low:.2g} to {high:.2g}% of them" if low else f"at most {high:.2g}% of them"
+            return f"{_percent(low)} to {_percent(high)}% of them" if low else f"at most {_percent(high)}% of them"
         if self.nearly_all:
             return "nearly all were"
         if self.guess:
@@ -242,7 +243,12 @@ class ClippedRows:
     @property
     def filled(self) -> ClippedRows:
         """The same for an answer that takes every missing cell at the centre."""
-        return replace(self, centring=self.centring or self.pairwise, pairwise=False)
+        if not self.pairwise:
+            return self
+        if self.centred:
+            return replace(self, centring=True, pairwise=False)
+        middle = "with missing cells at the middle of each range, which creates correlations"
+        return replace(self, pairwise=False, limits=(middle, *self.limits))
 
     def describe(self) -> str:
         """Return a description of the rows, as part of a sentence with a result."""
@@ -252,7 +258,14 @@ class ClippedRows:
         text += ", with missing cells at the centre, which weakens correlations and slopes" if self.centring else ""
         text += ", from the rows that have both values of a pair, as if gaps had no cause" if self.pairwise else ""
         text += "".join(f", {limit}" for limit in self.limits)
-        return f"{text}, with rows without {listed(self.dropping)} replaced by the centre" if self.dropping else text
+        if not self.dropping:
+            return text
+        text += f", with rows without {listed(self.dropping)} replaced by the centre"
+        return f"{text}, where all values of a category have the same share" if self.categories else text
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0f}" if share >= 10 else f"{share:.2g}"
 
 
 def trace_deviation(noise: Noise, columns: int) -> float:
@@ -273,7 +286,9 @@ def clipped_rows(release: Release) -> ClippedRows:
     )  # fmt: skip
     known = ClippedRows(
         norm, None, None, None, between, longest, centred, dropping, centred_cells > pairwise, pairwise > 0,
-        origin_of(release), beside, limits_of(schema), schema is not None and schema.clip_norm is not None,
+        origin_of(release), beside, limits_of(schema),
+        schema is not None and any(column.one_hot for column in schema.columns),
+        schema is not None and schema.clip_norm is not None,
     )  # fmt: skip
     rows = None if release.subspace is not None or release.weights else release.row_count
     if rows is None or rows <= 0 or noise.variance_diagonal is None:

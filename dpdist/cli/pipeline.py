@@ -104,7 +104,7 @@ def ingest(
         message += f" By the schema no row has a norm above {longest}: --clip schema clips none. "
         if table.schema is not None and not table.schema.whole().columns:  # by default the others release a mean
             message += "Add --centre private, which costs nothing, for answers about the mean."
-    answer(as_json, value, message)
+    answer(as_json, value, message.rstrip())
 
 
 def _table_json(rows: AnyStore, table: RowsTable, fresh: bool, ledger: str | None) -> dict[str, object]:

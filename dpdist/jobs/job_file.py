@@ -255,6 +255,10 @@ def _contradictions(sections: Sections) -> Iterator[str]:
         yield "[project] needs [pca]."
     if rows.schema is not None:
         yield from _unfit_for_schema(rows)
+    elif rows.source is not None:
+        for key in ("clip", "centre"):
+            if getattr(release, key) == "schema":
+                yield f'[release] {key} = "schema" needs a schema in [rows].'
     if rows.in_place:
         yield from _unfit_in_place(rows)
     yield from _unfit_persons(rows)

@@ -195,7 +195,10 @@ class _NextRun:
             return None
         if self.table is not None:
             return plan_of(request, self.table)
-        return plan_of_series(request, self.columns, self.max_rows, self.job.choices.schema)
+        schema = self.job.choices.schema
+        if not self.job.periodic:
+            return planned(request, Dimensions(self.columns, changed_rows=self.max_rows, schema=schema))
+        return plan_of_series(request, self.columns, self.max_rows, schema)
 
     def releases(self) -> list[tuple[str, Charge]]:
         """Return the planned charges, each with its periods, except for the scale of periods."""

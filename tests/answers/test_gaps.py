@@ -121,7 +121,7 @@ def test_gaps_taken_at_the_centre_shrink_covariances_and_the_answer_says_which(
     told = " ".join(call("regress", path, "--target", "x0").out.split())
     assert words in told
     raw = " ".join(call("pca", path, str(tmp_path / "m.zarr"), "--components", "1").out.split())
-    assert "with missing cells at the centre, which weakens" in raw
+    assert "with missing cells at the middle of each range, which creates correlations" in raw
     centred = {"missing": "centre"}
     dpdist.ingest_rows(tmp_path / "t.parquet", tmp_path / "c.zarr", budget=BUDGET, schema=schema(**centred))
     with pytest.raises(RefusedError, match="must be known before rows are summed"):
@@ -144,8 +144,8 @@ def test_what_gaps_need_is_refused_before_it_is_paid_or_named(tmp_path: Path, ro
     dpdist.ingest_rows(tmp_path / "t.parquet", tmp_path / "open.zarr", budget=BUDGET, schema=plain)
     with pytest.raises(RefusedError, match="must be known before rows are summed"):
         released(tmp_path / "open.zarr", "open", clip_norm=4.0)
-    with pytest.raises(UsageError, match="need the mean: release with centring='private'"):
-        covariance(released(rows, "about", centring=Centring.NONE))
+    with pytest.raises(UsageError, match="needs the mean: leave centring='none' out"):
+        released(rows, "about", centring=Centring.NONE)
     gone = table(3, (0.0, 0.0, 0.995, 0.995))
     gone.to_parquet(tmp_path / "gone.parquet")
     dpdist.ingest_rows(tmp_path / "gone.parquet", tmp_path / "gone.zarr", budget=BUDGET, schema=schema())
@@ -153,3 +153,51 @@ def test_what_gaps_need_is_refused_before_it_is_paid_or_named(tmp_path: Path, ro
     with pytest.raises(BelowNoiseError, match=r"Too few rows have both values.*: x1, x2, x3\. Leave"):
         covariance(release)
     assert regressions(release, [0], [1])[0].coefficients  # of the others it can be told
+
+
+@pytest.mark.parametrize("missing", ["centre", "drop"])
+def test_the_middles_of_categories_are_no_centre_of_numbers(tmp_path: Path, missing: str) -> None:
+    """Missing numbers would count as 0, whatever their mean."""
+    table(1).to_parquet(tmp_path / "t.parquet")
+    plain = Schema([replace(c, range=None, missing=missing) if c.kind == "number" else c for c in schema().columns])
+    dpdist.ingest_rows(tmp_path / "t.parquet", tmp_path / "rows.zarr", budget=BUDGET, schema=plain)
+    asked: list[dict[str, Any]] = [
+        {"centring": Centring.SCHEMA, "scale": (1.0,) * 7}, {"centring": Centring.SCHEMA}, {},
+        {"mechanism": "power", "options": {"components": 2, "iterations": 3}},
+    ]  # fmt: skip
+    for number, changes in enumerate(asked):
+        with pytest.raises(RefusedError, match="must be known before rows are summed"):
+            released(tmp_path / "rows.zarr", f"r{number}", clip_norm=4.0, **changes)
+    assert dpdist.Ledger(tmp_path / "rows.ledger").records == []
+
+
+def test_gaps_are_counted_beside_a_mean_or_refused_before_they_are_paid(rows: Path, tmp_path: Path, call: Call) -> None:
+    by_file = tmp_path / "centre.npy"
+    np.save(by_file, np.where([name in NAMES for name in schema().features], 0.2, 0.0))
+    asked = ("--epsilon", "2000", "--delta", "1e-6", "--clip", "3", "--centre", str(by_file))
+    made = call("release", str(rows), str(tmp_path / "p.zarr"), *asked)
+    assert made.code == 0, made.err
+    found = dpdist.open_release(tmp_path / "p.zarr")
+    np.testing.assert_allclose(covariance(found).matrix[of(found)], exact(table(1)), atol=5e-3)
+    plain = Schema([replace(column, range=None) for column in schema().columns])
+    dpdist.ingest_rows(tmp_path / "t.parquet", tmp_path / "q.zarr", budget=BUDGET, schema=plain)
+    options = {"components": 2, "iterations": 3}
+    for changes in ({"centring": Centring.NONE, "scale": "private"}, {"mechanism": "power", "options": options}):
+        with pytest.raises(UsageError, match="needs the mean: leave"):
+            released(tmp_path / "q.zarr", "no", clip_norm=9.0, **changes)
+    assert dpdist.Ledger(tmp_path / "q.ledger").records == []
+    asked_of: dict[str, Any] = {
+        "budget": dpdist.Budget(9000, "1e-3"),
+        "each_row_is_a_person": True,
+        "say": lambda _: None,
+        "epsilon": 900,
+        "delta": 1e-6,
+    }
+    frame = table(1)
+    with pytest.raises(UsageError, match="needs the mean: leave"):
+        dpdist.private_pca(frame, schema=schema(), clip=2.0, centre="none", **asked_of)
+    given = dpdist.private_pca(frame, schema=schema(), clip="schema", **asked_of)
+    assert given.release_.bound.constant
+    wide = dpdist.private_pca(frame, schema=schema(range=(-9, 9)), clip="schema", **asked_of)
+    assert wide.release_.release_id != given.release_.release_id  # the rows are alike, and their meaning is not
+    assert "at the middle of each range, which creates correlations" in clipped_rows(given.release_).filled.describe()

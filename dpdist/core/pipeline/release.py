@@ -45,6 +45,7 @@ from dpdist.core.release import advice, stages, trusted
 from dpdist.core.release.advice import stage_words
 from dpdist.core.release.artefact import Release, open_release
 from dpdist.core.release.combine import combined, write_sum
+from dpdist.core.release.plan import numbers_have_a_centre
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.release.trusted import admit, require_undeclared
 from dpdist.core.rows.table import Table
@@ -253,8 +254,7 @@ def _report_free_norm(transaction: trusted.MomentTransaction, on_message: Callab
 
 def _require_centre(transaction: trusted.MomentTransaction) -> None:
     """Refuse a table with dropped rows and no centre."""
-    request = transaction.plan.request
-    centred = request.centre is not None or "scale" in request.chooses
+    centred = numbers_have_a_centre(transaction.plan.request, transaction.table.schema)
     advice.require_centre_of_dropped(transaction.table, centred=centred)
 
 

@@ -53,7 +53,7 @@ def request_from(
         loss=loss,
         clip_norm=clip_from(options.clip),
         neighbours=neighbours_of(options.neighbours),
-        centring=None if centre is None else Centring(centre) if centre in set(Centring) else Centring.NONE,
+        centring=Centring(centre) if centre in set(Centring) else None,
         grid_bits=options.grid_bits,
         period=options.period,
         name=options.id,

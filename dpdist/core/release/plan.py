@@ -394,11 +394,24 @@ def by_schema(request: ReleaseRequest, size: Dimensions) -> ReleaseRequest:
     return _centred_by_schema(request, size)
 
 
+def numbers_have_a_centre(request: ReleaseRequest, schema: Schema | None) -> bool:
+    """Whether a resolved request has a centre of the numbers, chosen or given; contrasts are of categories only."""
+    contrasts = None if schema is None or not schema.whole().columns else schema.contrasts()[0]
+    return "scale" in request.chooses or (request.centre is not None and request.centre != contrasts)
+
+
 def _centred_by_schema(request: ReleaseRequest, size: Dimensions) -> ReleaseRequest:
     """Return a request with a centring that is none or private."""
     vectors, centring = request.centre is not None or isinstance(request.scale, tuple), request.centring
-    if centring is None:
-        centring = Centring.SCHEMA if size.whole and not vectors else Centring.NONE
+    gaps = () if size.schema is None else tuple(size.schema.pairwise)
+    if centring is None:  # gaps are counted beside the mean, also about a public centre
+        by_default = Centring.PRIVATE if gaps and request.mechanism_info.additive else Centring.NONE
+        centring = Centring.SCHEMA if size.whole and not vectors else by_default
+    if gaps and (centring is Centring.NONE or not request.mechanism_info.additive):
+        raise UsageError(
+            f'missing = "pairwise" of {listed(gaps)} needs the mean: leave {parameter("centre", "none")} out, and use '
+            "gaussian or two-sided-wishart."
+        )
     if centring is not Centring.SCHEMA:
         return replace(request, centring=centring)
     additive = request.mechanism_info.additive

@@ -28,6 +28,7 @@ range, and :attr:`Schema.norm` bounds the norm of all rows, so that a clip norm 
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -40,7 +41,7 @@ from dpdist.core.errors import UsageError
 from dpdist.core.rows.columns import Column, Whole
 from dpdist.core.rows.schema_mistakes import FORMAT, OWN, Parts, all_of, in_sentence, mistakes, parts_of
 from dpdist.core.rows.units import Keep, Unit
-from dpdist.core.text import listed, repeated
+from dpdist.core.text import canonical, listed, repeated
 
 if TYPE_CHECKING:
     from dpdist.core.rows.bounding import RowBound
@@ -182,6 +183,11 @@ class Schema(_SchemaFields):
         settings = {key: getattr(self, key) for key in OWN if key != "missing_values"}  # stored with the columns
         changed = {key: value for key, value in settings.items() if value != OWN[key]}
         return {"format": FORMAT, **changed, "columns": [column.to_json() for column in self.columns]}
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of its JSON values, 64 hexadecimal digits."""
+        return hashlib.sha256(canonical(self.to_json()).encode()).hexdigest()
 
     @property
     def dropping(self) -> tuple[str, ...]:
@@ -392,12 +398,14 @@ class Schema(_SchemaFields):
         so that releases of periods and of several tables can be added.
         """
         kinds = [
-            (float(column.weight or 1) ** 2, float(column.width if column.one_hot else 2))
+            (float(column.weight or 1), float(column.width if column.one_hot else 2))
             for column in self.columns
-            if column.stored and column.whole
+            if column.stored and column.whole and (column.width > 1 or not column.one_hot)
         ]
-        if self.numbers:
+        if self.numbers or not kinds:
             return 1
+        heaviest = max(weight for weight, _ in kinds)
+        kinds = [((weight / heaviest) ** 2, k) for weight, k in kinds]
         square = math.fsum(weight * (1 - 1 / k) for weight, k in kinds)
 
         def variance(bits: int) -> float:

@@ -43,7 +43,9 @@ NOT_NUMBERS = (
 )
 """Example lines for a column that is not numeric but was drafted as a number; they contain no data."""
 _LARGEST = 1e100
-"""Largest magnitude of ends of ranges, constants and weights: far below the limits of float64."""
+"""Largest magnitude of ends of ranges and constants: far below the limits of float64."""
+_HEAVIEST = 1e6
+"""Largest weight; the least one is its inverse. A column so light or heavy hides, or is hidden by, all others."""
 
 
 class Mistake(NamedTuple):
@@ -197,8 +199,8 @@ def _wrong_words(properties: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if not sound or not codes:
         yield "missing_values", 'missing_values must be a list of text in quotes, or of numbers, such as ["?", -999]'
     weight = properties.get("weight", 1.0)
-    if not isinstance(weight, float) or not 0 < weight <= _LARGEST:
-        yield "weight", f"weight must be a number above 0, not {weight!r}"
+    if not isinstance(weight, float) or not 1 / _HEAVIEST <= weight <= _HEAVIEST:
+        yield "weight", f"weight must be a number from {1 / _HEAVIEST:g} to {_HEAVIEST:g}, not {weight!r}"
     if "origin" in properties and not _is_date(properties["origin"]):
         yield "origin", f"origin must be a date such as 2020-01-31, not {properties['origin']!r}"
     if "format" in properties:

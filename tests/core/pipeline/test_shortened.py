@@ -160,6 +160,7 @@ def test_a_bound_is_rounded_upwards_and_a_schema_s_norm_is_said() -> None:
     counted = ClippedRows(1.0, 0.8, 0.01, 0.2, (0.1, 0.2), centred=True)
     assert (counted.warning(), counted.clipped) == ("", "10 to 20% of them")  # few were
     assert replace(counted, between=(0.0, 0.004)).clipped == "at most 0.4% of them"
+    assert replace(counted, between=(0.973, 1.0)).clipped == "97 to 100% of them"
     many = replace(counted, between=(0.31, 0.4))
     assert many.warning().startswith("For the rows as they are, slopes, correlations and components are unknown: 31")
 

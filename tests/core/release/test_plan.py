@@ -112,6 +112,11 @@ def test_the_constant_of_a_table_of_categories_is_the_better_one_for_its_tables(
     assert by_halves[chosen] < 1.08 * best
     assert kinds(*sizes, weight=3).constant_bits == chosen
     assert kinds(*sizes, numbers=1).constant_bits == 1
+    assert kinds(1, *sizes).constant_bits == chosen  # a single value varies in no table
+    assert kinds(1, 1).constant_bits == 1
+    assert kinds(*sizes, weight=1e-6).constant_bits == chosen
+    with pytest.raises(UsageError, match="weight must be a number from 1e-06 to 1e"):
+        kinds(2, weight=1e100)
     asked = ReleaseRequest("gaussian", LOSSES["gaussian"], "private")
     sites = [planned(asked, Dimensions(sum(sizes), rows, schema=kinds(*sizes))).bound for rows in (1000, 10**6, None)]
     assert {bound.constant / 2**bound.grid_bits for bound in sites} == {0.5**chosen}

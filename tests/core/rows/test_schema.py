@@ -203,7 +203,7 @@ def test_all_mistakes_of_a_file_are_told_at_once_with_their_lines(tmp_path: Path
     for words in (
         'line 1: scale must be "none" or "range", not \'log\'',
         "line 5, column 'a': range must have a positive width, not 3 to 3",
-        "line 6, column 'a': weight must be a number above 0, not -1",
+        "line 6, column 'a': weight must be a number from 1e-06 to 1e+06, not -1",
         "line 7, column 'a': there is no key 'text'",
         "line 12, column 'a': an earlier column has the same name (line 3)",
         "line 14, column 'a': range is blank: fill it in from public knowledge",
