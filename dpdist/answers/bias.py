@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dpdist.answers.noise_edge import CONFIDENCE, law_of
-from dpdist.answers.skewed import skewed_message
+from dpdist.answers.skewed import skewed_message, transforms
 from dpdist.core.mechanisms.counts import CountNoise, noise_from_json
 from dpdist.core.mechanisms.noise_law import Noise
 from dpdist.core.naming import parameter, step
@@ -42,7 +42,7 @@ from dpdist.core.text import listed, rounded_norm
 
 if TYPE_CHECKING:
     from dpdist.core.pipeline.release import Outcome
-    from dpdist.core.rows.schema import Schema
+    from dpdist.core.rows.columns import Column
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,9 @@ class ClippedRows:
     about: str = ""  # what the values are about if neither a mean nor a centre is known
     beside: bool = False  # only numbers were clipped, beside categories
     limits: tuple[str, ...] = ()  # what the schema did to values before, as parts of a sentence
-    categories: bool = False  # the rows have some
+    categories: bool = False  # the rows have some, about their middles
+    skewed: tuple[str, ...] = ()  # columns that a histogram shows to be, and that have no transform
+    untouched: bool = False  # what an answer is about has no number, and so was not clipped
     ranged: bool = False  # by the schema there is a clip norm that clips no row
 
     @property
@@ -230,30 +232,28 @@ class ClippedRows:
     @property
     def unknown(self) -> str:
         """Why nothing is known of the rows as they are, as the end of a sentence; empty if no row was clipped."""
-        if self.longest is not None:
+        if self.longest is not None or self.untouched:
             return ""
         share = {"nearly all were": "nearly all of them", "how many is unknown": "some of them"}
         rows = share.get(self.clipped, self.clipped).replace("of them", "of the rows")
-        larger = f"release with {parameter('clip', 'schema')}, which clips none" if self.ranged else ""
-        return (
-            f"unknown: {'numbers of ' * self.beside}{rows} were clipped; transform skewed columns, or "
-            f"{larger or 'take a larger clip norm'}"
-        )
+        cures = [f"give {listed(self.skewed)} a transform"] if self.skewed else []
+        fewer = f"{parameter('clip', 'schema')} clips none" if self.ranged else "a larger clip norm clips fewer"
+        cures.append(f"{fewer}, with more noise")
+        return f"unknown: {'numbers of ' * self.beside}{rows} were clipped ({', or '.join(cures)})"
 
     @property
     def filled(self) -> ClippedRows:
         """The same for an answer that takes every missing cell at the centre."""
         if not self.pairwise:
             return self
-        if self.centred:
-            return replace(self, centring=True, pairwise=False)
-        middle = "with missing cells at the middle of each range, which creates correlations"
-        return replace(self, pairwise=False, limits=(middle, *self.limits))
+        middle = "with missing cells at the centre or, of booleans and scaled ranges, at the middle, which may create "
+        return replace(self, pairwise=False, limits=(f"{middle}correlations", *self.limits))
 
     def describe(self) -> str:
         """Return a description of the rows, as part of a sentence with a result."""
         what = "rows with numbers" if self.beside else "rows"
-        text = f"of {what} clipped to norm {rounded_norm(self.norm)} ({self.clipped})"
+        clipped = f"of {what} clipped to norm {rounded_norm(self.norm)} ({self.clipped})"
+        text = "of all rows" if self.untouched else clipped
         text += f", about {self.about}, as no mean was released" if self.about else ""
         text += ", with missing cells at the centre, which weakens correlations and slopes" if self.centring else ""
         text += ", from the rows that have both values of a pair, as if gaps had no cause" if self.pairwise else ""
@@ -274,21 +274,21 @@ def trace_deviation(noise: Noise, columns: int) -> float:
     return math.sqrt(columns * on + columns * (columns - 1) * max(0.0, on - 2 * off))
 
 
-def clipped_rows(release: Release) -> ClippedRows:
-    """Return the norms of the rows as known from the diagonal of a release."""
+def clipped_rows(release: Release, columns: Sequence[int] | None = None) -> ClippedRows:
+    """Return the norms of the rows as known from the diagonal of a release, for an answer about some or all columns."""
     bound, noise = release.bound, release.noise
     numbers, norm = bound.numbers or range(bound.columns), bound.numbers_norm or bound.shortened_norm
     d, centre = len(numbers), bound.centre or (0.0,) * bound.columns
     longest, between, centred = _schema_norm(release), _longer_share(release), any(centre[place] for place in numbers)
     schema, beside = release.schema, bool(bound.whole) and d < bound.columns
-    dropping, centred_cells, pairwise = ((), 0, 0) if schema is None else (
-        schema.dropping, len(schema.centring), len(schema.pairwise)
-    )  # fmt: skip
+    used = described_by(release, columns)
+    names = transforms(release).values()
     known = ClippedRows(
-        norm, None, None, None, between, longest, centred, dropping, centred_cells > pairwise, pairwise > 0,
-        origin_of(release), beside, limits_of(schema),
-        schema is not None and any(column.one_hot for column in schema.columns),
-        schema is not None and schema.clip_norm is not None,
+        norm, None, None, None, between, longest, centred, () if schema is None else schema.dropping,
+        any(column.missing == "centre" for column in used), any(column.missing == "pairwise" for column in used),
+        origin_of(release), beside, limits_of(used), _of_contrasts(release),
+        tuple(name for word in names for name in word), columns is not None and beside and not {*columns} & {*numbers},
+        schema is not None and schema.clip_norm is not None and not schema.uncentred,
     )  # fmt: skip
     rows = None if release.subspace is not None or release.weights else release.row_count
     if rows is None or rows <= 0 or noise.variance_diagonal is None:
@@ -304,19 +304,33 @@ def clipped_rows(release: Release) -> ClippedRows:
     return replace(known, share=share, error=error, most=min(1.0, max(0.0, share + error)))
 
 
-def limits_of(schema: Schema | None) -> tuple[str, ...]:
+def _of_contrasts(release: Release) -> bool:
+    """Whether categories are about their public middles, at which all values have the same share."""
+    schema, centre = release.schema, release.bound.centre
+    if schema is None or centre is None or not any(column.one_hot for column in schema.columns):
+        return False
+    middles = schema.contrasts()[0]
+    return all(centre[place] == middles[place] for place in schema.whole().columns)
+
+
+def described_by(release: Release, columns: Sequence[int] | None) -> list[Column]:
+    """Return the columns of the schema from which some or all columns of a release are derived."""
+    names = {*release.names} if columns is None else {release.names[place] for place in columns}
+    schema = () if release.schema is None else release.schema.columns
+    return [column for column in schema if column.stored and names & {*column.features}]
+
+
+def limits_of(columns: Sequence[Column]) -> tuple[str, ...]:
     """Return what a schema did to values before rows were clipped, as parts of a sentence."""
-    columns = [] if schema is None else [column for column in schema.columns if column.stored]
     ranged = any(column.range is not None for column in columns)
-    filled = [column.name for column in columns if column.missing in {"fill", "indicator"} and not column.one_hot]
-    return (
-        *(("with values beyond a public range, however many, at its end",) if ranged else ()),
-        *(
-            (f"with missing values of {listed(filled)} at a public one, which moves means and slopes",)
-            if filled
-            else ()
-        ),
-    )
+    filled = [
+        column.name
+        for column in columns
+        if column.missing == "fill" or (column.missing == "indicator" and not column.one_hot)
+    ]
+    beyond = "with values beyond a public range, however many, at its end" if ranged else ""
+    absent = f"with missing values of {listed(filled)} at a public one, which moves means and slopes" if filled else ""
+    return tuple(filter(None, (beyond, absent)))
 
 
 def origin_of(release: Release) -> str:

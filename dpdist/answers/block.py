@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist.answers.alignment import entry_variances
+from dpdist.answers.bias import described_by
 from dpdist.answers.noise_edge import NoiseLaw, law_of
 from dpdist.answers.pairwise import completed, indicators
 from dpdist.core.errors import BelowNoiseError, DataError, UsageError
@@ -232,11 +233,15 @@ def incomplete(release: Release, columns: Sequence[int]) -> tuple[str, ...]:
 
     A missing value that stands at a centre or a public number has no residual, and a dropped row none at all.
     """
-    if release.schema is None:
-        return ()
-    names, absent = {release.names[place] for place in columns}, {"centre", "pairwise", "fill"}
-    gaps = [c.name for c in release.schema.columns if c.stored and c.missing in absent and names & set(c.features)]
-    return (*gaps, *release.schema.dropping)
+    names = {release.names[place] for place in columns}
+    gaps = [
+        column.name
+        for column in described_by(release, columns)
+        if column.missing in {"centre", "pairwise", "fill", "indicator"}
+        and not (column.one_hot and column.missing == "indicator")
+        and (column.one_hot or column.value_name in names)
+    ]
+    return (*gaps, *(() if release.schema is None else release.schema.dropping))
 
 
 def source_units(release: Release) -> tuple[Matrix, Matrix]:

@@ -279,7 +279,8 @@ def regress(
     targets = column_indices(opened, columns_from(target), "target")
     chosen = beside(opened, targets) if on is None else column_indices(opened, columns_from(on), "on")
     # of a category the values above the noise, unless a value is named
-    kept = [i for i in targets if opened.names[i] in columns_from(target) or i not in drowned(opened)]
+    rarely = {*opened.bound.whole} & {*drowned(opened)}
+    kept = [i for i in targets if opened.names[i] in columns_from(target) or i not in rarely]
     rare = [opened.names[i] for i in targets if kept and i not in kept]
     number = None if components is None else count_of(components)
     component_count = components if number is None else number
@@ -297,12 +298,13 @@ def regress(
         "unit": None if opened.unit is None else opened.unit.to_json(),
         **blindly_scaled_json(opened),
         "shortened": lengths.to_json(),
+        **({"left_out": rare} if rare else {}),
         **(tables_json[0] if len(tables_json) == 1 else {"regressions": tables_json}),
     }
     mark = "" if opened.status == "private" else f"{opened.status.upper()}: do not publish it.\n"
     tables = "\n\n".join(regression(tables_json, opened) for tables_json in fits)
     left_out = f"Not above the noise, and left out as a target: {listed(rare)}." if rare else ""
-    remarks = " ".join(filter(None, (left_out, about_intervals(opened, fits[0]), blindly)))
+    remarks = " ".join(filter(None, (left_out, about_intervals(opened, fits), blindly)))
     if on is None and opened.blindly_scaled[1]:
         remarks += " They are omitted here."
     first = f"{wrapped(warning)}\n" if (warning := lengths.warning()) else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 
 from markupsafe import Markup
@@ -67,25 +67,33 @@ _POPULATION = (
 )
 
 
-def about_intervals(release: Release, result: Regression) -> str:
-    """Return what the intervals of a regression describe and assume."""
-    population = result.intercept.population_interval is not None
-    used = [release.names.index(name) for name in (*result.names, result.target)]
-    gaps = incomplete(release, used)
+def about_intervals(release: Release, results: Sequence[Regression]) -> str:
+    """Return what the intervals of some regressions describe and assume."""
+    population = any(result.intercept.population_interval is not None for result in results)
+    used = [[release.names.index(name) for name in (*result.names, result.target)] for result in results]
     about = _ABOUT + _POPULATION * population
-    if gaps and not result.ridge and result.components is None:
-        about += f" There is none for the population, because values of {listed(gaps)} may be missing."
-    # categories and booleans are never shortened, whatever is beside them
-    unknown = clipped_rows(release).unknown if set(used) & set(release.bound.numbers) else ""
-    about += (
-        f" They describe the clipped rows. For the rows as they are, coefficients are {unknown}." if unknown else ""
-    )
+    plain = not results[0].ridge and results[0].components is None
+    gaps = dict.fromkeys(name for places in used for name in incomplete(release, places))
+    if gaps and plain:
+        about += f" There is none for the population where values of {listed(gaps)} are used, which may be missing."
+    clipped = [result.target for result, places in zip(results, used, strict=True) if _unknown_rows(release, places)]
+    if clipped:
+        which = "" if len(clipped) == len(results) else f" of {listed(clipped)}"
+        places = used[[result.target for result in results].index(clipped[0])]
+        about += (
+            f" They describe the clipped rows. For the rows as they are, coefficients{which} are "
+            f"{_unknown_rows(release, places)}."
+        )
     if release.unit is None or not population:
         return about
     return (
         f"{about} One {release.unit.column} may own several rows, which are probably dependent: the interval for the "
         "population is then too narrow."
     )
+
+
+def _unknown_rows(release: Release, places: Sequence[int]) -> str:
+    return clipped_rows(release, places).unknown
 
 
 def regression(result: Regression, release: Release) -> str:
@@ -100,8 +108,9 @@ def regression(result: Regression, release: Release) -> str:
     about = "about its mean" if result.centred else f"about {centre_name(release)}: no mean was released"
     last = f"R² {result.r2.value:.3f}, between {outward(low, high)}: of the variance of {result.target} {about}."
     columns = counted(len(result.names), "column")
+    of_rows = clipped_rows(release, [release.names.index(name) for name in (*result.names, result.target)]).describe()
     return "\n".join([
-        wrapped(f"Regression of {result.target} on {columns} {clipped_rows(release).describe()}{shrunk(result)}."),
+        wrapped(f"Regression of {result.target} on {columns} {of_rows}{shrunk(result)}."),
         *aligned(rows),
         *([wrapped(f"{counted(omitted, 'column')} closer to 0 are not shown.")] if omitted else []),
         wrapped(last),
@@ -120,11 +129,13 @@ def _of_transform(result: Regression, release: Release) -> str:
         return ""
     back = "the hyperbolic sine of a fit" if column.transform == "asinh" else "exp of a fit, less 1"
     factors = ""
-    if column.transform == "log":
+    if column.transform == "log" and not result.ridge and result.components is None:
         told = [
-            f"{_short(name)} {math.exp(estimate.value):.3g} ({' .. '.join(f'{math.exp(end):.3g}' for end in ends)})"
-            for name, estimate in zip(result.names, result.coefficients, strict=True)
-            if (ends := estimate.interval)[1] - ends[0] < _TOLD
+            f"{_short(name)} {_factor(estimate.value, ends)}"
+            for name, estimate in sorted(
+                zip(result.names, result.coefficients, strict=True), key=lambda pair: -_evidence(pair[1])
+            )
+            if (ends := estimate.interval)[1] - ends[0] < _TOLD and abs(estimate.value) < _TOLD
         ][:_FACTORS]
         of = f"1 + {column.name}" if not column.low else f"its distance from {exactly(column.low)}, plus 1,"
         factors = f" exp of a coefficient is the factor of {of} for one unit: {listed(told)}." if told else ""
@@ -134,6 +145,12 @@ def _of_transform(result: Regression, release: Release) -> str:
         f"{target} is a transform of {column.name}: {back} is the median of {column.name} where errors are symmetric, "
         f"not its mean.{factors}"
     )
+
+
+def _factor(value: float, ends: tuple[float, float]) -> str:
+    """Return exp of a coefficient with its interval, to two digits of the length of that."""
+    digits = max(0, 2 - math.floor(math.log10(max(math.exp(ends[1]) - math.exp(ends[0]), 1e-9))) - 1)
+    return f"{math.exp(value):.{digits}f} ({math.exp(ends[0]):.{digits}f} .. {math.exp(ends[1]):.{digits}f})"
 
 
 def centre_name(release: Release) -> str:

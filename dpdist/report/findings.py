@@ -283,7 +283,7 @@ def _explained(release: Release, result: Regression, scale: Values, target: int,
         sure=table_of(head, sure[:_COEFFICIENTS]),
         unsure=table_of(head, unsure[:_COEFFICIENTS]),
         omitted=max(0, len(sure) - _COEFFICIENTS) + max(0, len(unsure) - _COEFFICIENTS),
-        about=about_intervals(release, result) if first else "",
+        about=about_intervals(release, [result]) if first else "",
     )
 
 

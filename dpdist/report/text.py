@@ -113,7 +113,7 @@ def count_text(result: Alignment) -> str:
             if len(group) > 1 and group.start < len(result.eigenvalues):
                 cosine = result.squared_cosines[group.start]
                 text += (
-                    f" Components {group.start + 1} to {group.stop} cannot be distinguished: their alignment is "
+                    f" Components {group.start + 1} to {group.stop} cannot be told apart: their alignment is "
                     f"that of the space they span, {cosine:.3f} on average."
                 )
         return text
@@ -134,7 +134,9 @@ def _without_loadings(result: Alignment) -> str:
         return ""
     indices = range(min(result.counted, len(result.loadings), SHOWN))
     names = [str(i + 1) for i in indices if not np.isfinite(result.loadings[i]).any()]
-    more = f"Loadings are shown for the first {SHOWN}." if min(result.counted, len(result.loadings)) > SHOWN else ""
+    more = (
+        f"Loadings beyond component {SHOWN} are not shown." if min(result.counted, len(result.loadings)) > SHOWN else ""
+    )
     if not names:
         return more
     noun = "component" if len(names) == 1 else "components"

@@ -226,7 +226,7 @@ def test_components_that_are_close_are_told_together() -> None:
             assert told.squared_cosines[0] == told.squared_cosines[1] > 2 / 3
             assert told.loadings is not None
             assert np.isnan(told.loadings[:2]).all()
-            assert "Components 1 to 2 cannot be distinguished" in text.count_text(told)
+            assert "Components 1 to 2 cannot be told apart" in text.count_text(told)
             assert "(1-2)" in text.alignment(told, clipped_rows(release))
             shown = " ".join(text.loadings(found.components, told, release.names).split())
             assert "Loadings of components 1, 2 are not shown" in shown or "Loadings of components 1, 2, " in shown

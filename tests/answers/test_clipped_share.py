@@ -119,7 +119,8 @@ def test_every_answer_tells_the_interval_and_what_is_unknown(
                     ("pca", "r.zarr", "c.zarr", "--correlation")):  # fmt: skip
         told = " ".join(call(*command).out.split())
         assert f"clipped to norm 2.475 ({low} to {high}% of them)" in told, told
-        assert f"unknown: numbers of {low} to {high}% of the rows were clipped; transform skewed columns" in told
+        cures = "(give spend a transform, or a larger clip norm clips fewer, with more noise)"
+        assert f"unknown: numbers of {low} to {high}% of the rows were clipped {cures}" in told, told
     ranged = [replace(columns[0], range=(0, 10**6)), *columns[1:]]
     dpdist.ingest_rows("t.parquet", "u.zarr", budget=LOSS, schema=Schema(ranged, scale="range"))
     dpdist.release_rows("u.zarr", "u.release.zarr", ReleaseRequest("gaussian", LOSS, "schema"))
@@ -160,8 +161,14 @@ def test_answers_say_what_the_schema_did_to_values_and_why_the_population_is_mis
     text = told("--target", "income", "--on", "age")
     assert "with values beyond a public range, however many, at its end" in text
     assert "with missing values of income at a public one, which moves means and slopes" in text
-    assert "There is none for the population, because values of income may be missing." in text
+    assert "There is none for the population where values of income are used, which may be missing." in text
+    text = told("--target", "age,income", "--on", "member")
+    assert "rows are independent draws from it" in text
+    assert "where values of income are used" in text
+    text = told("--target", "member,age", "--on", "region")
+    assert "For the rows as they are, coefficients of age are unknown" in text
     text = told("--target", "spend", "--on", "member")
+    assert "range" not in text
     assert "rows are independent draws from it" in text
     assert "for the rows as they are" in text.lower()
     found = re.search(
@@ -172,7 +179,9 @@ def test_answers_say_what_the_schema_did_to_values_and_why_the_population_is_mis
     assert float(found[1]) == pytest.approx(np.exp(log[member].mean() - log[~member].mean()), rel=0.12)
     text = told("--target", "region", "--on", "member")
     assert "Not above the noise, and left out as a target: region=isle." in text
-    assert "unknown" not in text  # categories are never shortened
+    assert "of all rows" in text  # categories are never shortened
+    assert "unknown" not in text
+    assert "range" not in text
     said = call("regress", "r.zarr", "--target", "region=isle", "--on", "member")
     assert "is below the noise" in said.message
     assert "--targets" not in said.message  # a category takes no private scale

@@ -121,7 +121,7 @@ def test_gaps_taken_at_the_centre_shrink_covariances_and_the_answer_says_which(
     told = " ".join(call("regress", path, "--target", "x0").out.split())
     assert words in told
     raw = " ".join(call("pca", path, str(tmp_path / "m.zarr"), "--components", "1").out.split())
-    assert "with missing cells at the middle of each range, which creates correlations" in raw
+    assert "at the centre or, of booleans and scaled ranges, at the middle, which may create correlations" in raw
     centred = {"missing": "centre"}
     dpdist.ingest_rows(tmp_path / "t.parquet", tmp_path / "c.zarr", budget=BUDGET, schema=schema(**centred))
     with pytest.raises(RefusedError, match="must be known before rows are summed"):
@@ -136,6 +136,8 @@ def test_gaps_taken_at_the_centre_shrink_covariances_and_the_answer_says_which(
 
 
 def test_what_gaps_need_is_refused_before_it_is_paid_or_named(tmp_path: Path, rows: Path) -> None:
+    with pytest.raises(UsageError, match='missing = "centre" is for numbers: use "pairwise" or "indicator"'):
+        Schema([Column("b", "boolean", missing="centre"), Column("x", "number")])
     with pytest.raises(UsageError, match='missing = "pairwise" is for numbers'):
         Schema([Column("kind", "category", categories=["a", "b"], missing="pairwise")])
     with pytest.raises(UsageError, match='fill is for missing = "fill" or "indicator"'):
@@ -200,4 +202,47 @@ def test_gaps_are_counted_beside_a_mean_or_refused_before_they_are_paid(rows: Pa
     assert given.release_.bound.constant
     wide = dpdist.private_pca(frame, schema=schema(range=(-9, 9)), clip="schema", **asked_of)
     assert wide.release_.release_id != given.release_.release_id  # the rows are alike, and their meaning is not
-    assert "at the middle of each range, which creates correlations" in clipped_rows(given.release_).filled.describe()
+    assert "at the middle, which may create correlations" in clipped_rows(given.release_).filled.describe()
+
+
+def test_rows_without_numbers_are_not_dropped_to_zero(tmp_path: Path) -> None:
+    random = np.random.default_rng(5)
+    frame = pd.DataFrame({"kind": random.choice(["a", "b"], ROWS), "yes": random.random(ROWS) < 0.9})
+    frame.loc[random.random(ROWS) < 0.5, "kind"] = None
+    frame.to_parquet(tmp_path / "t.parquet")
+    columns = [Column("kind", "category", categories=["a", "b"], missing="drop"), Column("yes", "boolean")]
+    dpdist.ingest_rows(tmp_path / "t.parquet", tmp_path / "rows.zarr", budget=BUDGET, schema=Schema(columns))
+    with pytest.raises(RefusedError, match="must be known before rows are summed"):
+        released(tmp_path / "rows.zarr", "zero", centring=Centring.NONE)
+    found = released(tmp_path / "rows.zarr", "middle")
+    assert "where all values of a category have the same share" in clipped_rows(found).describe()
+
+
+def test_a_series_whose_chosen_centre_is_zero_goes_on(
+    tmp_path: Path,
+    call: Call,
+    monkeypatch: pytest.MonkeyPatch,
+    state: Path,  # noqa: ARG001
+) -> None:
+    """It equals the centre of numbers beside contrasts, which is none."""
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(6)
+    values = np.where(random.random(ROWS) < 0.9995, 0.0, 1.0)
+    frame = pd.DataFrame(
+        {"v": np.where(random.random(ROWS) < 0.1, np.nan, values), "k": random.choice(["a", "b"], ROWS)}
+    )
+    Path("in").mkdir()
+    frame.to_csv("in/d1.csv", index=False)
+    Path("s.toml").write_text(
+        '[[column]]\nname = "v"\nkind = "number"\nmissing = "centre"\n'
+        '[[column]]\nname = "k"\nkind = "category"\ncategories = ["a", "b"]\n'
+    )
+    Path("job.toml").write_text(
+        '[rows]\npath = "nights.zarr"\nsource = "in"\nschema = "s.toml"\nheader = "yes"\nperiods = true\n'
+        'budget_epsilon = 9\nbudget_delta = 1e-5\n[release]\npath = "out"\nepsilon = 5\ndelta = 1e-6\n'
+        'clip = "auto"\nscale = "private"\n'
+    )
+    said = call("run", "job.toml")
+    assert said.code == 0, said.err
+    (release,) = Path("out").glob("d*.zarr")
+    assert dpdist.open_release(release).bound.centre == (0.0, 0.5, 0.5)

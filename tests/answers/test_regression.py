@@ -194,9 +194,9 @@ def test_without_a_number_of_rows_or_with_a_ridge_there_is_no_interval_of_the_po
     plain, ridged = (regressions(release, [2], [0, 1], ridge)[0] for ridge in (0.0, 1e5))
     assert plain.coefficients[0].population_interval is not None
     assert ridged.coefficients[0].population_interval is None
-    assert "population" not in about_intervals(release, ridged)
+    assert "population" not in about_intervals(release, [ridged])
     owned = replace(release, unit=Unit("who", 2))
-    assert "One who may own several rows, which are probably dependent" in about_intervals(owned, plain)
+    assert "One who may own several rows, which are probably dependent" in about_intervals(owned, [plain])
 
 
 def test_a_category_stands_for_its_columns_and_what_was_made_of_the_target_is_no_default_regressor() -> None:

@@ -41,7 +41,7 @@ from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.core.release import archive, stages
 from dpdist.core.release.advice import choice_refused, require_centre_of_dropped
 from dpdist.core.release.artefact import Heading, Release, open_release
-from dpdist.core.release.plan import Dimensions, Plan, bound_of, numbers_have_a_centre, planned, proved, require_schema
+from dpdist.core.release.plan import Dimensions, Plan, bound_of, has_centre, planned, proved, require_schema
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.release.transaction import commit_once
 from dpdist.core.release.trusted import Answer, MomentTransaction, stands_at
@@ -173,7 +173,7 @@ def release_array(
         dataset_id=dataset, names=rows.names, budget=None, schema=schema, missing=rows.missing,
         reference=chunks, chunked=chunks, variant=None if schema is None else schema.digest,
     )  # fmt: skip
-    require_centre_of_dropped(table, centred=numbers_have_a_centre(plan.request, schema))
+    require_centre_of_dropped(table, centred=has_centre(plan))
     release_id = plan.release_id(table)
     asked = Asked(survey.fingerprints, dataset, release_id, paying.limit, paying.account)
     charged = register.known(asked)

@@ -33,7 +33,7 @@ from dpdist.core.moment.total import (
     partition_of_own_key,
     require_summable,
 )
-from dpdist.core.naming import parameter, step
+from dpdist.core.naming import parameter
 from dpdist.core.paths import AnyPath
 from dpdist.core.pipeline.budget import ledger_place
 from dpdist.core.pipeline.clip_norm import draw_stages, require_choice
@@ -45,7 +45,7 @@ from dpdist.core.release import advice, stages, trusted
 from dpdist.core.release.advice import stage_words
 from dpdist.core.release.artefact import Release, open_release
 from dpdist.core.release.combine import combined, write_sum
-from dpdist.core.release.plan import numbers_have_a_centre
+from dpdist.core.release.plan import has_centre
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.release.trusted import admit, require_undeclared
 from dpdist.core.rows.table import Table
@@ -241,21 +241,13 @@ def _report_free_norm(transaction: trusted.MomentTransaction, on_message: Callab
     """Report a clip norm that follows from the schema for free, if one is about to be chosen privately."""
     request = transaction.plan.request
     free = advice.free_norm(transaction.table, request).lstrip()
-    schema = transaction.table.schema
     if free and request.clip_norm == "private":
         on_message(f"{free} A privately chosen one may be smaller, with less noise.")
-    elif schema is not None and schema.scale == "range" and "scale" in request.chooses:
-        on_message(
-            f"Every number has a range in the schema: {parameter('clip', 'schema')} would choose nothing and clip no "
-            "row, so that answers are of the rows as they are; with more noise where ranges are wide "
-            f"({step('forecast')})."
-        )
 
 
 def _require_centre(transaction: trusted.MomentTransaction) -> None:
     """Refuse a table with dropped rows and no centre."""
-    centred = numbers_have_a_centre(transaction.plan.request, transaction.table.schema)
-    advice.require_centre_of_dropped(transaction.table, centred=centred)
+    advice.require_centre_of_dropped(transaction.table, centred=has_centre(transaction.plan))
 
 
 def _reproduced(transaction: trusted.MomentTransaction, cluster: Cluster, ledger: AnyLedgerAddress | None) -> Outcome:

@@ -21,7 +21,7 @@ The module also describes the columns about which a private choice of the scale 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TypeVar
@@ -43,19 +43,23 @@ from dpdist.core.text import counted, exactly, listed
 
 def blindly_scaled_message(heading: Heading) -> str:
     """Describe the columns that were scaled without a measured variance, or got no weight; may be empty."""
-    return describe(*heading.blindly_scaled)
+    columns = () if heading.schema is None else heading.schema.columns
+    ranged = {column.value_name for column in columns if column.stored and column.range is not None}
+    return describe(*heading.blindly_scaled, ranged)
 
 
-def describe(unseen: Sequence[str], weightless: Sequence[str]) -> str:
-    """Return the sentences of :func:`blindly_scaled_message` for columns given by name."""
+def describe(unseen: Sequence[str], weightless: Sequence[str], ranged: Collection[str] = ()) -> str:
+    """Return the sentences of :func:`blindly_scaled_message` for columns given by name, some of them with a range."""
     sentences = []
     if unseen:
         scaled = "a public rule scaled it" if len(unseen) == 1 else "public rules scaled them"
         columns = counted(len(unseen), "column")
+        remedy = "A public range in a schema shows that of values far from 0 with little variation"
+        if set(unseen) <= set(ranged):
+            remedy = "Values at one end of a range, or beyond it, have none: see that it holds them"
         sentences.append(
-            f"The private scale did not see the spread of {columns}, so {scaled}: {listed(unseen)}. A public range in "
-            "a schema shows that of values far from 0 with little variation; otherwise it takes more rows or a larger "
-            f"{parameter('epsilon')}."
+            f"The private scale did not see the spread of {columns}, so {scaled}: {listed(unseen)}. {remedy}; "
+            f"otherwise it takes more rows or a larger {parameter('epsilon')}."
         )
     if weightless:
         sentences.append(
@@ -244,7 +248,7 @@ def _advice(request: NormsRequest, table: Table, quantile: Fraction, left_micro:
 def require_centre_of_dropped(table: Table, *, centred: bool) -> None:
     """Refuse to count rows that the schema drops while their centre is unknown."""
     schema = table.schema
-    names = () if schema is None or centred else schema.uncentred
+    names = () if schema is None or centred else (schema.uncentred or schema.dropping)
     if names:
         raise RefusedError(
             f"By the schema, a missing value of {listed(names)} counts as the centre, which must be "

@@ -254,11 +254,13 @@ def bound_of(request: ReleaseRequest, size: Dimensions, grid_bits: int) -> RowBo
 
     Categories and booleans are contrasts where numbers are centred or scaled privately (:attr:`Schema.contrasts`).
     """
-    private = request.centring is Centring.PRIVATE
+    by_schema = request.centring is Centring.SCHEMA
+    private = request.centring is Centring.PRIVATE or (by_schema and request.mechanism_info.additive)
     centre, scale = request.centre, None if isinstance(request.scale, str) else request.scale
-    if size.whole and size.schema is not None and (request.scale == "private" or (private and centre is scale is None)):
-        contrasts, scale = size.schema.contrasts(scaled=request.scale == "private")
-        centre = centre or contrasts
+    contrasting = request.scale == "private" or (centre is None and (by_schema or (private and scale is None)))
+    if contrasting and size.whole and size.schema is not None:
+        middles, units = size.schema.contrasts(scaled=request.scale == "private")
+        centre, scale = centre or middles, scale or units
     if centre is None and request.scale != "private" and size.schema is not None and size.schema.centring:
         centre = (0.0,) * size.columns  # the value of missing cells
     bound = RowBound(
@@ -394,14 +396,15 @@ def by_schema(request: ReleaseRequest, size: Dimensions) -> ReleaseRequest:
     return _centred_by_schema(request, size)
 
 
-def numbers_have_a_centre(request: ReleaseRequest, schema: Schema | None) -> bool:
-    """Whether a resolved request has a centre of the numbers, chosen or given; contrasts are of categories only."""
-    contrasts = None if schema is None or not schema.whole().columns else schema.contrasts()[0]
-    return "scale" in request.chooses or (request.centre is not None and request.centre != contrasts)
+def has_centre(plan: Plan) -> bool:
+    """Whether missing values have a centre: one chosen or given or, of rows without numbers, contrasts."""
+    request = plan.request
+    given = request.centre is not None or "scale" in request.chooses
+    return given or (not plan.dimensions.numbers and plan.bound.centre is not None)
 
 
 def _centred_by_schema(request: ReleaseRequest, size: Dimensions) -> ReleaseRequest:
-    """Return a request with a centring that is none or private."""
+    """Return a request whose centring is decided."""
     vectors, centring = request.centre is not None or isinstance(request.scale, tuple), request.centring
     gaps = () if size.schema is None else tuple(size.schema.pairwise)
     if centring is None:  # gaps are counted beside the mean, also about a public centre
@@ -414,12 +417,9 @@ def _centred_by_schema(request: ReleaseRequest, size: Dimensions) -> ReleaseRequ
         )
     if centring is not Centring.SCHEMA:
         return replace(request, centring=centring)
-    additive = request.mechanism_info.additive
-    request = replace(request, centring=Centring.PRIVATE if additive else Centring.NONE)
-    if size.schema is None or not size.whole or request.scale == "private" or (additive and not vectors):
-        return request  # :func:`bound_of` knows the contrasts
-    centre, scale = size.schema.contrasts()
-    return replace(request, centre=centre, scale=request.scale or scale)
+    if request.mechanism_info.additive and not isinstance(request.scale, tuple):
+        return replace(request, centring=Centring.PRIVATE)  # the same, with the same id
+    return replace(request, centring=centring)
 
 
 def auto_clip(columns: int) -> float:

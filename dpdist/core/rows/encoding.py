@@ -176,9 +176,8 @@ def _fill(schema: Schema, column: Column, cells: Any, out: Rows) -> _Mask:
     """Write the encoding of a column to out, and return a mask of its missing values."""
     values, lacking = _READ[column.kind](column, plain(column, cells))
     if lacking.any() and column.missing in {None, "refuse"}:
-        treatments = (
-            ["fill", "indicator", "drop"] if column.one_hot else ["centre", "pairwise", "fill", "indicator", "drop"]
-        )
+        of_numbers = [] if column.one_hot else ["pairwise"] if column.whole else ["centre", "pairwise"]
+        treatments = [*of_numbers, "fill", "indicator", "drop"]
         named = ", ".join(f'"{word}"' for word in treatments[:-1])
         raise _unfit(lacking, column, f'the value is missing: choose a treatment (missing = {named} or "drop")')
     low, high, shift, factor = schema.affine(column)

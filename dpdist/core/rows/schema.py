@@ -216,7 +216,7 @@ class Schema(_SchemaFields):
         counted = [
             column.name
             for column in self.columns
-            if column.missing == "pairwise" and (self.scale == "range" or column.kind == "boolean")
+            if column.missing == "pairwise" and (self.scale == "range" or column.whole)
         ]
         names = tuple(name for name in self.centring if name not in counted)
         return names + (self.dropping if self.numbers else ())

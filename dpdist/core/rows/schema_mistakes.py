@@ -283,14 +283,16 @@ def _wrong_categories(column: Column) -> Iterator[tuple[str | None, str]]:
         yield "categories", f"duplicate categories: {listed(twice)}"
     if column.encoding == "ordinal" and column.other == "column":
         yield "other", 'other = "column" is for one-hot columns: use "refuse" or "missing"'
-    if column.one_hot and column.missing in {"centre", "pairwise"}:
-        reason = f'missing = "{column.missing}" is for numbers: use "indicator", which counts missing as a category'
-        yield "missing", reason
     if column.encoding == "ordinal" and len(categories) < 2:
         yield "categories", "ordinal encoding needs at least two categories"
 
 
 def _wrong_fill(column: Column) -> Iterator[tuple[str | None, str]]:
+    if column.one_hot and column.missing in {"centre", "pairwise"}:
+        reason = f'missing = "{column.missing}" is for numbers: use "indicator", which counts missing as a category'
+        yield "missing", reason
+    if column.kind == "boolean" and column.missing == "centre":  # its public middle is not where its values are
+        yield "missing", 'missing = "centre" is for numbers: use "pairwise" or "indicator"'
     if column.fill is None:
         if column.missing == "fill":
             yield "missing", 'missing = "fill" needs fill, a public constant'
