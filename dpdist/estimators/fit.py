@@ -51,6 +51,7 @@ from dpdist.core.release.artefact import Release, open_release
 from dpdist.core.release.parse import request_from
 from dpdist.core.release.plan import Dimensions, by_schema, plan_of, planned, without_choices
 from dpdist.core.release.request import Centring, ReleaseRequest
+from dpdist.core.rows.columns import Column
 from dpdist.core.rows.schema import Schema
 from dpdist.core.runtime.checks import forbid_core_dumps
 from dpdist.core.runtime.cluster import chosen
@@ -226,12 +227,22 @@ def _from_memory(
     estimator: PrivateEstimator, rows: Rows, request: ReleaseRequest, schema: Schema | None
 ) -> tuple[Release, bool]:
     _require_memory(estimator, request, described=schema is not None)
+    if schema is None and estimator.missing == "centre":
+        schema = _of_gaps(rows.column_names)
     paying = Paying(_budget(estimator, request.loss), estimator.budget)
     return release_array(
         rows.to_release(missing=estimator.missing == "centre", schema=schema), request, paying,
         target=None if estimator.release is None else store_at(estimator.release),
         on_survey=partial(_warn, named=not request.chooses), register=REGISTER,
     )  # fmt: skip
+
+
+def _of_gaps(names: Sequence[str]) -> Schema | None:
+    """Return what missing='centre' says of columns of numbers, for all answers; None if no schema can name them."""
+    try:
+        return Schema([Column(name, "number", missing="centre") for name in names])
+    except UsageError:
+        return None
 
 
 def _require_memory(estimator: PrivateEstimator, request: ReleaseRequest, *, described: bool) -> None:

@@ -20,6 +20,8 @@ import zarr
 
 import dpdist
 from dpdist import Column, PrivateCovariance, PrivatePCA, PrivateRidge, Schema, ingest_rows
+from dpdist.answers.bias import clipped_rows
+from dpdist.answers.regression import regressions
 from dpdist.core.errors import DataError, UsageError
 from dpdist.estimators.checked import RowsError
 
@@ -274,3 +276,16 @@ def test_areas_that_nobody_stated_are_not_guessed() -> None:
     ):
         with pytest.raises(UsageError, match=said):
             dpdist.area_scale(given)
+
+
+def test_gaps_at_the_centre_are_told_of_rows_in_memory(tmp_path: Path) -> None:
+    random = np.random.default_rng(8)
+    x = random.normal(50, 5, 20_000)
+    rows = np.column_stack([np.where(random.random(20_000) < 0.5, np.nan, x), 2 * x + random.normal(size=20_000)])
+    asked: dict[str, Any] = {"epsilon": 9, "delta": 1e-6, "budget": dpdist.Budget(90, "1e-4")}
+    made = dpdist.PrivateCovariance(missing="centre", release=tmp_path / "r.zarr", **asked).fit(rows)
+    for release in (made.release_, dpdist.open_release(tmp_path / "r.zarr")):
+        assert "with missing cells at the centre, which weakens" in clipped_rows(release).describe()
+        assert regressions(release, [1], [0])[0].coefficients[0].population_interval is None
+    complete = dpdist.PrivateCovariance(**asked).fit(rows[~np.isnan(rows[:, 0])])
+    assert complete.release_.schema is None
