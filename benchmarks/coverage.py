@@ -41,8 +41,9 @@ from dpdist.answers.noise_edge import QUANTILES, NoiseLaw, law_of
 from dpdist.answers.overlap import Spectrum
 from dpdist.core.noise.entropy import SYSTEM
 from dpdist.core.release.attributes import Coverage
+from dpdist.core.release.bounds import Dimensions
 from dpdist.core.release.combine import combined
-from dpdist.core.release.plan import Dimensions, planned
+from dpdist.core.release.plan import planned
 from dpdist.core.rows.dither import DitherKey, Dithers
 from dpdist.core.triangle import unpacked
 from dpdist.literature.attack import KnownMoment

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from benchmarks import cluster_cost as cost
 from dpdist import PrivacyLoss, ReleaseRequest
-from dpdist.core.release.plan import Dimensions, planned
+from dpdist.core.release.bounds import Dimensions
+from dpdist.core.release.plan import planned
 from dpdist.report.text import amount
 
 ROWS, COLUMNS = 10**9, 1000

@@ -24,7 +24,8 @@ import numpy.typing as npt
 
 from dpdist import PrivacyLoss, ReleaseRequest
 from dpdist.answers.noise_edge import CONFIDENCE, law_of
-from dpdist.core.release.plan import Dimensions, planned
+from dpdist.core.release.bounds import Dimensions
+from dpdist.core.release.plan import planned
 from dpdist.core.rows.bounding import RowBound
 from dpdist.core.rows.dither import DitherKey, Dithers
 from dpdist.core.rows.rounding import spectral_error

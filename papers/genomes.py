@@ -26,7 +26,8 @@ from sklearn.neighbors import NearestNeighbors
 from dpdist import DataError, Neighbours, RowBound, cli, forecast_release
 from dpdist.answers.eigen import top_eigenpairs
 from dpdist.answers.noise_edge import law_of
-from dpdist.core.release.plan import Dimensions, planned
+from dpdist.core.release.bounds import Dimensions
+from dpdist.core.release.plan import planned
 from papers.common import data as sets
 from papers.common import pictures, runs
 from papers.common.answers import NOTICE, PublicMoment, moment_of, private_moment, request_for

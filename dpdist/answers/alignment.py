@@ -39,7 +39,8 @@ from dpdist.core.errors import BelowNoiseError, UsageError
 from dpdist.core.mechanisms.info import Output
 from dpdist.core.naming import parameter, step
 from dpdist.core.release.artefact import Release
-from dpdist.core.release.plan import Dimensions, planned, without_choices
+from dpdist.core.release.bounds import Dimensions, without_choices
+from dpdist.core.release.plan import planned
 from dpdist.core.release.request import ReleaseRequest
 
 Values = npt.NDArray[np.float64]

@@ -27,8 +27,9 @@ from dpdist.core.privacy.checks import LARGEST_EPSILON, cautions
 from dpdist.core.privacy.guarantee import MICRO, Neighbours, PrivacyLoss
 from dpdist.core.privacy.persons import rows_charged
 from dpdist.core.release.advice import two_digits
+from dpdist.core.release.bounds import Dimensions, calibrated, require_schema
 from dpdist.core.release.clip_trade import Trade, trades
-from dpdist.core.release.plan import Dimensions, Plan, calibrated, planned, require_schema
+from dpdist.core.release.plan import Plan, planned
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.rows.rounding import spectral_error
 from dpdist.core.rows.schema import Schema

@@ -22,8 +22,9 @@ from dpdist.core.options import RequestOptions
 from dpdist.core.pipeline.budget import ledger_place
 from dpdist.core.privacy.guarantee import Neighbours
 from dpdist.core.release.advice import choice_refused
+from dpdist.core.release.bounds import Dimensions, by_schema
 from dpdist.core.release.parse import numbers_from, request_from
-from dpdist.core.release.plan import Dimensions, by_schema, planned
+from dpdist.core.release.plan import planned
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.release.stages import require_seen
 from dpdist.core.rows.dataset import RowsTable

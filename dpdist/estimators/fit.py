@@ -48,8 +48,9 @@ from dpdist.core.privacy.guarantee import Guarantee, PrivacyLoss, neighbours_of
 from dpdist.core.release import archive
 from dpdist.core.release.advice import blindly_scaled_message
 from dpdist.core.release.artefact import Release, open_release
+from dpdist.core.release.bounds import Dimensions, by_schema, without_choices
 from dpdist.core.release.parse import request_from
-from dpdist.core.release.plan import Dimensions, by_schema, plan_of, planned, without_choices
+from dpdist.core.release.plan import plan_of, planned
 from dpdist.core.release.request import Centring, ReleaseRequest
 from dpdist.core.rows.columns import Column
 from dpdist.core.rows.schema import Schema

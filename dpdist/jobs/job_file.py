@@ -25,8 +25,8 @@ from dpdist.core.naming import naming, step
 from dpdist.core.options import ClusterOptions, ReleaseOptions, RequestOptions
 from dpdist.core.paths import AnyPath, is_address, local, read_plain
 from dpdist.core.privacy.guarantee import PrivacyLoss
+from dpdist.core.release.bounds import Dimensions, by_schema
 from dpdist.core.release.parse import LARGEST_FILE, clip_from, public_numbers, request_from
-from dpdist.core.release.plan import Dimensions, by_schema
 from dpdist.core.release.request import ReleaseRequest, share_from
 from dpdist.core.release.series import BAND, Toeplitz, Tree, banded, levels_for, square_root
 from dpdist.core.rows.bounding import RowBound

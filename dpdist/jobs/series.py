@@ -17,8 +17,9 @@ from dpdist.core.paths import local
 from dpdist.core.pipeline import budget
 from dpdist.core.privacy import accounting
 from dpdist.core.privacy.guarantee import Guarantee, PrivacyLoss
+from dpdist.core.release.bounds import Dimensions, without_choices
 from dpdist.core.release.first_scale import FirstScale
-from dpdist.core.release.plan import Dimensions, plan_of, planned, without_choices
+from dpdist.core.release.plan import plan_of, planned
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.release.series import Node, PeriodSum, Toeplitz, Tree
 from dpdist.core.rows.periods import PeriodicTable, Span, counted_rows

@@ -25,16 +25,9 @@ from dpdist.core.privacy.accounting import Left, caps_for
 from dpdist.core.privacy.guarantee import Guarantee, PrivacyLoss
 from dpdist.core.privacy.parallel import Charge, PeriodFilters
 from dpdist.core.release.advice import choice_refused
+from dpdist.core.release.bounds import Dimensions, auto_clip, without_choices
 from dpdist.core.release.first_scale import plan_of_series
-from dpdist.core.release.plan import (
-    Dimensions,
-    Plan,
-    auto_clip,
-    plan_of,
-    planned,
-    proved,
-    without_choices,
-)
+from dpdist.core.release.plan import Plan, plan_of, planned, proved
 from dpdist.core.release.series import Toeplitz
 from dpdist.core.release.trusted import stands_at
 from dpdist.core.rows.dataset import RowsTable

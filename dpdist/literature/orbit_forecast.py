@@ -24,7 +24,8 @@ import numpy.typing as npt
 from dpdist.core.errors import UsageError
 from dpdist.core.naming import parameter
 from dpdist.core.privacy.guarantee import Neighbours
-from dpdist.core.release.plan import Dimensions, planned, require_schema
+from dpdist.core.release.bounds import Dimensions, require_schema
+from dpdist.core.release.plan import planned
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.literature.orbit import CalibratedLowRankOrbit, CalibratedOrbit
 

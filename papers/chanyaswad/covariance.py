@@ -18,7 +18,8 @@ from dpdist import PrivacyLoss, ReleaseRequest
 from dpdist.answers.eigen import top_eigenpairs
 from dpdist.core.noise.entropy import SYSTEM
 from dpdist.core.noise.floats import haar
-from dpdist.core.release.plan import Dimensions, planned
+from dpdist.core.release.bounds import Dimensions
+from dpdist.core.release.plan import planned
 from papers.chanyaswad.regression import COARSE, REFERENCES, SKETCH, loss_of, text_of
 from papers.common.answers import (
     PublicMoment,

@@ -14,7 +14,8 @@ import numpy as np
 
 from dpdist import PrivacyLoss
 from dpdist.core.privacy.guarantee import ATTO, MICRO
-from dpdist.core.release.plan import Dimensions, planned
+from dpdist.core.release.bounds import Dimensions
+from dpdist.core.release.plan import planned
 from papers.chanyaswad.identity import METHODS as IDENTITY
 from papers.chanyaswad.identity import IdentityQuery, theorem_2
 from papers.common.answers import moment_of, private_moment, request_for

@@ -22,7 +22,8 @@ from dpdist.core.mechanisms.registry import mechanism_named
 from dpdist.core.moment.gram import gram_sum
 from dpdist.core.moment.operator import MomentMatrix
 from dpdist.core.noise.entropy import SYSTEM
-from dpdist.core.release.plan import Dimensions, planned
+from dpdist.core.release.bounds import Dimensions
+from dpdist.core.release.plan import planned
 from dpdist.core.rows.dither import DitherKey, Dithers
 from dpdist.core.triangle import Band, Triangle, unpacked
 

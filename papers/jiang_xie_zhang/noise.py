@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from dpdist import RowBound, cli
-from dpdist.core.release.plan import Dimensions, planned
+from dpdist.core.release.bounds import Dimensions
+from dpdist.core.release.plan import planned
 from dpdist.core.triangle import Triangle
 from papers.common import pictures, runs
 from papers.common.answers import PublicMoment, private_moment, request_for

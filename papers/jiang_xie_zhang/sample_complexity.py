@@ -23,7 +23,8 @@ from dpdist import RowBound, cli
 from dpdist.answers.eigen import top_eigenpairs
 from dpdist.core.mechanisms.base import Additive
 from dpdist.core.noise.entropy import SYSTEM
-from dpdist.core.release.plan import Dimensions, planned
+from dpdist.core.release.bounds import Dimensions
+from dpdist.core.release.plan import planned
 from dpdist.core.triangle import rounded, unpacked
 from papers.common import pictures, runs
 from papers.common.answers import PublicMoment, private_components, request_for

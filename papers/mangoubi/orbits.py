@@ -24,7 +24,8 @@ from dpdist import RowBound, UsageError, cli
 from dpdist.answers.eigen import top_eigenpairs
 from dpdist.core.noise.entropy import SYSTEM
 from dpdist.core.noise.floats import exponentials
-from dpdist.core.release.plan import Dimensions, planned
+from dpdist.core.release.bounds import Dimensions
+from dpdist.core.release.plan import planned
 from dpdist.core.triangle import packed
 from dpdist.literature import orbit_forecast as orbit
 from dpdist.literature.orbit import CalibratedLowRankOrbit, CalibratedOrbit

@@ -18,7 +18,8 @@ from dpdist.core.errors import BelowNoiseError, UsageError
 from dpdist.core.moment import total
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.core.release.artefact import Release
-from dpdist.core.release.plan import Dimensions, planned
+from dpdist.core.release.bounds import Dimensions
+from dpdist.core.release.plan import planned
 from dpdist.core.release.request import Centring, ReleaseRequest
 from dpdist.core.rows.dither import DitherKey, Dithers
 from dpdist.report import text

@@ -19,7 +19,8 @@ from dpdist.core.ledger.register import Register
 from dpdist.core.mechanisms.counts import noise_from_json
 from dpdist.core.pipeline.arrays import ArrayRows, Paying, release_array
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.core.release.plan import Dimensions, planned
+from dpdist.core.release.bounds import Dimensions
+from dpdist.core.release.plan import planned
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.rows.columns import Column
 from dpdist.core.rows.schema import Schema

@@ -19,7 +19,8 @@ from dpdist.core.noise.entropy import SYSTEM
 from dpdist.core.pipeline.budget import create_ledger, default_ledger
 from dpdist.core.pipeline.release import release_rows
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.core.release.plan import Dimensions, planned
+from dpdist.core.release.bounds import Dimensions
+from dpdist.core.release.plan import planned
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.rows.periods import counted_rows
 from dpdist.core.rows.units import Unit

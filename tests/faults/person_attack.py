@@ -17,7 +17,8 @@ from dpdist import PrivacyLoss, ReleaseRequest
 from dpdist.core.mechanisms.gaussian import CalibratedGaussian
 from dpdist.core.noise.entropy import SYSTEM
 from dpdist.core.noise.lattice import rounded_normal
-from dpdist.core.release.plan import Dimensions, planned
+from dpdist.core.release.bounds import Dimensions
+from dpdist.core.release.plan import planned
 from dpdist.core.release.series import Toeplitz, Tree, banded, levels_for, square_root
 from dpdist.core.rows.periods import counted_rows
 from dpdist.core.rows.units import Unit

@@ -23,8 +23,9 @@ from dpdist.core.ledger.state import State
 from dpdist.core.moment.total import MomentTask, key_here, moment_task, partition_moment
 from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.release.artefact import open_release
+from dpdist.core.release.bounds import Dimensions
 from dpdist.core.release.combine import combined, write_sum
-from dpdist.core.release.plan import Dimensions, planned
+from dpdist.core.release.plan import planned
 from dpdist.core.release.series import Toeplitz, Tree, banded, square_root, variance_factor
 from dpdist.core.rows.bounding import RowBound
 from dpdist.core.triangle import Band

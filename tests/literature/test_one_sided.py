@@ -20,7 +20,8 @@ from dpdist.core.mechanisms.base import is_private_as_claimed
 from dpdist.core.noise.entropy import SYSTEM
 from dpdist.core.noise.products import rounded_wishart
 from dpdist.core.privacy.guarantee import Arithmetic, Neighbours, PrivacyLoss
-from dpdist.core.release.plan import Dimensions, planned
+from dpdist.core.release.bounds import Dimensions
+from dpdist.core.release.plan import planned
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.triangle import unpacked
 from dpdist.literature.one_sided import CalibratedWishart

@@ -14,7 +14,8 @@ from dpdist.core.noise.entropy import SYSTEM
 from dpdist.core.privacy.guarantee import Guarantee, Neighbours
 from dpdist.core.release.archive import archived
 from dpdist.core.release.artefact import Release
-from dpdist.core.release.plan import Dimensions, planned
+from dpdist.core.release.bounds import Dimensions
+from dpdist.core.release.plan import planned
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.rows.bounding import RowBound
 from dpdist.core.triangle import Band, packed, unpacked

@@ -22,7 +22,8 @@ from dpdist.core.mechanisms.base import Additive
 from dpdist.core.moment.total import draw_key
 from dpdist.core.noise.entropy import SYSTEM
 from dpdist.core.privacy.guarantee import PrivacyLoss
-from dpdist.core.release.plan import Dimensions, planned
+from dpdist.core.release.bounds import Dimensions
+from dpdist.core.release.plan import planned
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.rows.dither import DitherKey, Dithers
 from dpdist.core.triangle import packed, unpacked

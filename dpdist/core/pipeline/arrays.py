@@ -41,7 +41,8 @@ from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.core.release import archive, stages
 from dpdist.core.release.advice import choice_refused, require_centre_of_dropped
 from dpdist.core.release.artefact import Heading, Release, open_release
-from dpdist.core.release.plan import Dimensions, Plan, bound_of, has_centre, planned, proved, require_schema
+from dpdist.core.release.bounds import Dimensions, bound_of, require_schema
+from dpdist.core.release.plan import Plan, has_centre, planned, proved
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.release.transaction import commit_once
 from dpdist.core.release.trusted import Answer, MomentTransaction, stands_at

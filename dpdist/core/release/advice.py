@@ -34,8 +34,9 @@ from dpdist.core.options import ROWS_AT_MOST
 from dpdist.core.privacy.checks import LARGEST_EPSILON
 from dpdist.core.privacy.guarantee import MICRO, Guarantee, Neighbours, PrivacyLoss
 from dpdist.core.release.artefact import Heading, Release
+from dpdist.core.release.bounds import Dimensions
 from dpdist.core.release.norm_histogram import NormsRequest
-from dpdist.core.release.plan import Dimensions, planned
+from dpdist.core.release.plan import planned
 from dpdist.core.release.request import CLIP_GRID, ReleaseRequest
 from dpdist.core.rows.table import Table
 from dpdist.core.text import counted, exactly, listed

@@ -42,8 +42,9 @@ from dpdist.core.errors import UsageError
 from dpdist.core.mechanisms.columns import occupied
 from dpdist.core.naming import parameter
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.core.release.bounds import Dimensions
 from dpdist.core.release.norm_histogram import NormHistogram
-from dpdist.core.release.plan import Dimensions, planned
+from dpdist.core.release.plan import planned
 from dpdist.core.release.request import ReleaseRequest
 
 _SHORTENING = 0.05

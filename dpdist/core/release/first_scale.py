@@ -29,8 +29,9 @@ from dpdist.core.ledger.ledger import Account
 from dpdist.core.mechanisms.columns import BEYOND, GRID, NAME
 from dpdist.core.privacy.guarantee import Guarantee
 from dpdist.core.release import stages
+from dpdist.core.release.bounds import Dimensions
 from dpdist.core.release.histograms import ColumnsDraw
-from dpdist.core.release.plan import UNKNOWN, Dimensions, Plan, planned, proved
+from dpdist.core.release.plan import UNKNOWN, Plan, planned, proved
 from dpdist.core.release.request import ReleaseRequest, common_parameters, id_of
 from dpdist.core.release.transaction import ReleaseTransaction
 from dpdist.core.rows.schema import Schema

@@ -27,10 +27,11 @@ from dpdist.core.privacy.checks import LARGEST_EPSILON
 from dpdist.core.privacy.guarantee import MICRO, Neighbours, PrivacyLoss
 from dpdist.core.release.advice import enough_epsilon, norm_by_schema
 from dpdist.core.release.attributes import Stage
+from dpdist.core.release.bounds import Dimensions, auto_clip, with_clip_norm
 from dpdist.core.release.clip_trade import ForComponents, clip_for
 from dpdist.core.release.histograms import ColumnHistograms, ColumnsStage
 from dpdist.core.release.norm_histogram import NormHistogram, NormsRequest, NormsStage
-from dpdist.core.release.plan import Dimensions, Plan, auto_clip, planned, proved, with_clip_norm
+from dpdist.core.release.plan import Plan, planned, proved
 from dpdist.core.release.request import CLIP_GRID, Choice, ReleaseRequest
 from dpdist.core.release.trusted import MomentTransaction, Realised
 from dpdist.core.rows.bounding import RowBound, unclipped_norm

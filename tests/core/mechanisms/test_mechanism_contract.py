@@ -32,7 +32,8 @@ from dpdist.core.noise.entropy import SYSTEM
 from dpdist.core.privacy.accounting import gaussian_delta
 from dpdist.core.privacy.guarantee import MICRO, Guarantee, Neighbours, PrivacyLoss
 from dpdist.core.release import transaction
-from dpdist.core.release.plan import Dimensions, planned
+from dpdist.core.release.bounds import Dimensions
+from dpdist.core.release.plan import planned
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.triangle import Band, diagonal_positions, unpacked
 from dpdist.literature.attack import KnownMoment

@@ -38,7 +38,8 @@ from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.core.release import artefact, trusted
 from dpdist.core.release import transaction as drawing
 from dpdist.core.release.artefact import open_release
-from dpdist.core.release.plan import Dimensions, planned
+from dpdist.core.release.bounds import Dimensions
+from dpdist.core.release.plan import planned
 from dpdist.core.release.request import Centring, ReleaseRequest
 from dpdist.core.rows.bounding import RowBound
 from dpdist.core.rows.dataset import RowsTable

@@ -18,7 +18,8 @@ from dpdist.answers.bias import clipped_rows
 from dpdist.core.errors import UsageError
 from dpdist.core.privacy.guarantee import Neighbours
 from dpdist.core.release.artefact import Release
-from dpdist.core.release.plan import Dimensions, planned
+from dpdist.core.release.bounds import Dimensions
+from dpdist.core.release.plan import planned
 from dpdist.core.rows.columns import Whole
 from dpdist.core.rows.dither import DitherKey, Dithers
 

@@ -24,9 +24,10 @@ from dpdist.core.pipeline.budget import default_ledger
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.core.release import advice, norm_histogram
 from dpdist.core.release.advice import forecast, forecast_accuracy, useful_epsilon
+from dpdist.core.release.bounds import Dimensions
 from dpdist.core.release.clip_trade import ForComponents, clip_for, losses, noise_share, quantile_for, traces
 from dpdist.core.release.norm_histogram import NormHistogram, NormsRequest, NormsTransaction
-from dpdist.core.release.plan import Dimensions, planned
+from dpdist.core.release.plan import planned
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.rows.bounding import RowBound
 from dpdist.core.rows.dataset import RowsTable

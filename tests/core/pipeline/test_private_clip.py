@@ -36,9 +36,10 @@ from dpdist.core.pipeline.sources import ingest_rows
 from dpdist.core.privacy import staged
 from dpdist.core.privacy.accounting import gaussian_delta, gaussian_sigma
 from dpdist.core.privacy.guarantee import MICRO, Arithmetic, Guarantee, Neighbours, PrivacyLoss
+from dpdist.core.release.bounds import Dimensions
 from dpdist.core.release.norm_histogram import NormHistogram
 from dpdist.core.release.parse import request_from
-from dpdist.core.release.plan import UNKNOWN, Dimensions, plan_of, planned, proved
+from dpdist.core.release.plan import UNKNOWN, plan_of, planned, proved
 from dpdist.core.release.request import CLIP_GRID, Centring, ReleaseRequest
 from dpdist.core.rows.columns import Column
 from dpdist.core.rows.schema import Schema

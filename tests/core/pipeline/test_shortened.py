@@ -24,7 +24,8 @@ from dpdist.core.noise.entropy import SYSTEM
 from dpdist.core.pipeline.release import Outcome
 from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.release.artefact import Release
-from dpdist.core.release.plan import Dimensions, planned
+from dpdist.core.release.bounds import Dimensions
+from dpdist.core.release.plan import planned
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.runtime.cluster import Cluster
 from dpdist.core.triangle import unpacked

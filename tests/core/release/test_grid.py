@@ -8,7 +8,8 @@ import pytest
 
 from dpdist.answers.forecast import forecast_release
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.core.release.plan import Dimensions, planned
+from dpdist.core.release.bounds import Dimensions
+from dpdist.core.release.plan import planned
 from dpdist.core.release.request import ReleaseRequest
 
 GAUSSIAN = ReleaseRequest("gaussian", PrivacyLoss.parse("1", "1e-6"), 4.0)

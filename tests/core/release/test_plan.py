@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from dpdist.core.errors import UsageError
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.core.release.plan import Dimensions, by_schema, calibrated, plan_of, planned, without_choices
+from dpdist.core.release.bounds import Dimensions, by_schema, calibrated, without_choices
+from dpdist.core.release.plan import plan_of, planned
 from dpdist.core.release.request import Centring, ReleaseRequest
 from dpdist.core.rows.columns import Column
 from dpdist.core.rows.schema import Schema
