@@ -13,7 +13,7 @@ one-hot columns. From the former all tables of two columns follow by least squar
 with the constant c, P = I - 11'/k, and U an orthonormal basis of the complement of 1; the table is
 ``n/(k_i k_j) 11' + U_i r_i 1'/k_j + 1 r_j'U_j'/k_i + U_i R_ij U_j'``. Shown are the root of the mean squared error of
 all cells, that which the variances of these terms give, and that of one-hot columns. The constant is that of the
-schema (:attr:`Schema.constant_bits`), and the last columns have the errors that others would give, by the formula.
+schema (:mod:`dpdist.core.rows.contrasts`), and the last columns have the errors that others would give, by the formula.
 """
 
 from __future__ import annotations

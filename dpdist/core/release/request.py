@@ -42,7 +42,7 @@ class Centring(enum.StrEnum):
         ``"none"``: the second moment about zero, or about a public centre.
     PRIVATE : str
         ``"private"``: each row x gets one more entry, half the norm C of a row or a quarter
-        (:attr:`dpdist.core.rows.schema.Schema.constant_bits`), and one release contains the second moment and the sum
+        (:mod:`dpdist.core.rows.contrasts`), and one release contains the second moment and the sum
         of the rows. Categories and booleans of a schema are about their public middles.
     SCHEMA : str
         ``"schema"``: the same for rows with a schema; without the mean for mechanisms that cannot release it.

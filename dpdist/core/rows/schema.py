@@ -34,11 +34,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpdist.core.errors import UsageError
 from dpdist.core.rows.columns import Column, Whole
+from dpdist.core.rows.contrasts import constant_bits_of, contrasts_of
 from dpdist.core.rows.schema_mistakes import FORMAT, OWN, Parts, all_of, in_sentence, mistakes, parts_of
 from dpdist.core.rows.units import Keep, Unit
 from dpdist.core.text import canonical, listed, repeated
@@ -357,67 +357,16 @@ class Schema(_SchemaFields):
         return Whole(tuple(places), math.sqrt(squares[0]), math.sqrt(sum(squares)))
 
     def contrasts(self, *, scaled: bool = False) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Public centre and scale of the columns of the rows, which change no number.
-
-        A category of k values is centred at 1/k, and the values of a boolean become -1/sqrt(2) and 1/sqrt(2), times the
-        weight. So all categories and booleans have the same weight, and the norm ``sqrt(1 - 1/k)``. Beside numbers that
-        are divided by their deviations (``scaled``) all are larger by sqrt(2): a boolean is -1 or 1, with at most the
-        deviation 1 of a number.
-        """
-        # Noise at sqrt(2) over that at 1: cells .54 to .61, sums of numbers by category .76 to .87, covariances of
-        # numbers 1.07 to 1.22 (customers, five categories beside five numbers, Covertype; benchmarks/weights.py)
-        factor = math.sqrt(2) if scaled else 1.0
-        centre: list[float] = []
-        scale: list[float] = []
-        for column in self.columns:
-            if not column.stored:
-                continue
-            weight, count = float(column.weight or 1), column.width
-            centre += [weight / count if column.one_hot else 0.0] * count
-            scale += [1 / factor if column.one_hot else 1.0] * count
-            if column.kind == "boolean":
-                low, high, shift, slope = self.affine(column)
-                value = len(centre) - count  # before its indicator
-                centre[value] = ((low + high) / 2 - shift) * slope
-                scale[value] = (high - low) * slope / (math.sqrt(2) * weight * factor)
-        return tuple(centre), tuple(scale)
+        """Public centre and scale of the columns of the rows, which change no number: see the module for them."""
+        return contrasts_of(self, scaled=scaled)
 
     @cached_property
     def constant_bits(self) -> int:
-        """The constant of private centring is the norm C of a row over two to this power: C/2, or C/4.
-
-        A smaller constant makes tables of two categories more accurate, and means less. With numbers it is C/2: C/4
-        would make noise on means 1.7 times larger, and on covariances and tables some 15 % smaller. Without numbers it
-        is the one with less variance in the cells of all tables of two columns, from least squares: if w_i is the
-        weight of column i of k_i values, and c the constant, noise of variance ``s² = (C² + c²)²`` has
-
-            ``s² (v_i (k_i - 1) / k_j + v_j (k_j - 1) / k_i + (k_i - 1) (k_j - 1) / (2 w_i² w_j²))``,
-
-        ``1 / v_i = w_i² (2 c² + w_i² (1 - 2 / k_i))``, in the sum over the cells of columns i and j. The best real
-        number has at most 8 % less on tables from 2 to 40 columns of 2 to 40 values. It follows from the schema alone,
-        so that releases of periods and of several tables can be added.
-        """
-        kinds = [
-            (float(column.weight or 1), float(column.width if column.one_hot else 2))
-            for column in self.columns
-            if column.stored and column.whole and (column.width > 1 or not column.one_hot)
-        ]
-        if self.numbers or not kinds:
+        """The constant of private centring is the norm C of a row over two to this power: C/2, or C/4."""
+        if self.numbers:
             return 1
-        heaviest = max(weight for weight, _ in kinds)
-        kinds = [((weight / heaviest) ** 2, k) for weight, k in kinds]
-        square = math.fsum(weight * (1 - 1 / k) for weight, k in kinds)
-
-        def variance(bits: int) -> float:
-            constant = square / float(4**bits)
-            margins = [1 / (weight * (2 * constant + weight * (1 - 2 / k))) for weight, k in kinds]
-            cells = math.fsum(
-                margins[i] * (k - 1) / m + margins[j] * (m - 1) / k + (k - 1) * (m - 1) / (2 * w * v)
-                for (i, (w, k)), (j, (v, m)) in combinations(enumerate(kinds), 2)
-            )
-            return cells * (square + constant) * (square + constant)
-
-        return min((1, 2), key=variance)
+        whole = [column for column in self.columns if column.stored and column.whole]
+        return constant_bits_of([(float(c.weight or 1), c.width if c.one_hot else 2) for c in whole])
 
     @cached_property
     def numbers(self) -> tuple[int, ...]:
