@@ -53,6 +53,7 @@ from dpdist.core.release.parse import request_from
 from dpdist.core.release.plan import plan_of, planned
 from dpdist.core.release.request import Centring, ReleaseRequest
 from dpdist.core.rows.columns import Column
+from dpdist.core.rows.dataset import RowsTable
 from dpdist.core.rows.schema import Schema
 from dpdist.core.runtime.checks import forbid_core_dumps
 from dpdist.core.runtime.cluster import chosen
@@ -168,9 +169,13 @@ def released(
         rows = rows_of(estimator, data, fitting=True)
         rows = rows if join is None else join(rows)
         require_same_columns(estimator, data, rows)
-        described = schema if path is None else open_rows(path).schema
+        stored = None if path is None else open_rows(path)
+        described = schema if stored is None else stored.schema
         check(by_schema(request, Dimensions(rows.columns, schema=described)), rows.columns)
-        made = _from_memory(estimator, rows, request, schema) if path is None else _from_table(estimator, path, request)
+        if stored is None:
+            made = _from_memory(estimator, rows, request, schema)
+        else:
+            made = _from_table(estimator, stored, request)
         release, fresh = made
     except BaseException:  # a refused fit does not discard the release of an earlier one
         estimator.__dict__.clear()
@@ -195,11 +200,12 @@ def _warn_of_bound(release: Release) -> None:
         warnings.warn(blindly_scaled_message(release), BelowNoiseWarning, stacklevel=3)
 
 
-def release_target(estimator: PrivateEstimator, rows: Store, request: ReleaseRequest) -> Store:
+def release_target(estimator: PrivateEstimator, table: RowsTable, request: ReleaseRequest) -> Store:
     """Return the path of a rows.zarr's release: ``release`` if given, else next to the rows under the release id."""
     if estimator.release is not None:
         return store_at(estimator.release)
-    name, table = str(rows).rpartition("/")[2].removesuffix(".zarr"), open_rows(rows)
+    rows = table.store
+    name = str(rows).rpartition("/")[2].removesuffix(".zarr")
     return rows.parent.within(f"{name}.{plan_of(request, table).release_id(table)}.zarr")
 
 
@@ -207,7 +213,7 @@ def _ledger_address(estimator: PrivateEstimator) -> LedgerAddress | None:
     return None if estimator.ledger is None else address_of(str(estimator.ledger), Path())
 
 
-def _from_table(estimator: PrivateEstimator, rows: Store, request: ReleaseRequest) -> tuple[Release, bool]:
+def _from_table(estimator: PrivateEstimator, table: RowsTable, request: ReleaseRequest) -> tuple[Release, bool]:
     if estimator.missing != "refuse":
         raise UsageError("missing is for rows in memory: for a rows.zarr, leave it out; the schema decides.")
     if any(limit is not None for limit in (estimator.budget_epsilon, estimator.budget_delta, estimator.budget)):
@@ -215,7 +221,7 @@ def _from_table(estimator: PrivateEstimator, rows: Store, request: ReleaseReques
             "The budget of a rows.zarr is declared once, in its ledger: leave out budget, budget_epsilon and "
             "budget_delta."
         )
-    target, table = release_target(estimator, rows, request), open_rows(rows)
+    target = release_target(estimator, table, request)
     outcome = release_table(
         table, target, request, ledger=_ledger_address(estimator), cluster=chosen(estimator.cluster)
     )
@@ -348,7 +354,7 @@ def parameters_of(release: Release) -> Shared:
     bound, loss = release.bound, guarantee_of(release).loss
     chosen = {} if release.stage is None else release.stage.chosen
     vectors = {"centre": bound.centre, "scale": bound.scale}
-    if release.schema is not None and (bound.centre, bound.scale) == release.schema.contrasts():
+    if release.schema is not None and release.schema.centres(bound):
         vectors = {}  # which follow from the schema
     public = {name: np.array(vector) for name, vector in vectors.items() if vector is not None and name not in chosen}
     clip: float | str = bound.clip_norm

@@ -87,7 +87,7 @@ class Rows:
         return dtype if dtype.name in DTYPES and dtype.isnative else np.dtype(np.float64)
 
     def to_release(self, *, missing: bool, schema: Schema | None = None) -> ArrayRows:
-        """Return the rows as the core releases them; a schema is that by which they were made."""
+        """Return the rows as the core releases them, with the schema that made them if its columns are theirs."""
         schema = schema if schema is not None and schema.features == self.column_names else None
         return ArrayRows(self.data, self.column_names, self.dtype.name, missing, schema)
 

@@ -504,7 +504,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         rows = rows_at(data)
         if release.in_memory or rows is None:
             return release, _select_components(release, count)
-        path = fits.release_target(self, rows, fits.request_of(self, _number(count)))
+        path = fits.release_target(self, open_rows(rows), fits.request_of(self, _number(count)))
         return components_of(path, count, cluster=self.cluster)
 
     def _learn(self, release: Release, result: Components | Correlation) -> None:

@@ -70,20 +70,19 @@ _POPULATION = (
 def about_intervals(release: Release, results: Sequence[Regression]) -> str:
     """Return what the intervals of some regressions describe and assume."""
     population = any(result.intercept.population_interval is not None for result in results)
-    used = [[release.names.index(name) for name in (*result.names, result.target)] for result in results]
+    used = [_places(release, result) for result in results]
     about = _ABOUT + _POPULATION * population
     plain = not results[0].ridge and results[0].components is None
     gaps = dict.fromkeys(name for places in used for name in incomplete(release, places))
     if gaps and plain:
         about += f" There is none for the population where values of {listed(gaps)} are used, which may be missing."
-    clipped = [result.target for result, places in zip(results, used, strict=True) if _unknown_rows(release, places)]
-    if clipped:
-        which = "" if len(clipped) == len(results) else f" of {listed(clipped)}"
-        places = used[[result.target for result in results].index(clipped[0])]
-        about += (
-            f" They describe the clipped rows. For the rows as they are, coefficients{which} are "
-            f"{_unknown_rows(release, places)}."
-        )
+    unknown = {
+        result.target: clipped_rows(release, places).unknown for result, places in zip(results, used, strict=True)
+    }
+    if clipped := {target: why for target, why in unknown.items() if why}:
+        which = "" if len(clipped) == len(unknown) else f" of {listed(clipped)}"
+        why = next(iter(clipped.values()))
+        about += f" They describe the clipped rows. For the rows as they are, coefficients{which} are {why}."
     if release.unit is None or not population:
         return about
     return (
@@ -92,8 +91,9 @@ def about_intervals(release: Release, results: Sequence[Regression]) -> str:
     )
 
 
-def _unknown_rows(release: Release, places: Sequence[int]) -> str:
-    return clipped_rows(release, places).unknown
+def _places(release: Release, result: Regression) -> list[int]:
+    """Return the columns of a regression in a release."""
+    return [release.names.index(name) for name in (*result.names, result.target)]
 
 
 def regression(result: Regression, release: Release) -> str:
@@ -108,7 +108,7 @@ def regression(result: Regression, release: Release) -> str:
     about = "about its mean" if result.centred else f"about {centre_name(release)}: no mean was released"
     last = f"R² {result.r2.value:.3f}, between {outward(low, high)}: of the variance of {result.target} {about}."
     columns = counted(len(result.names), "column")
-    of_rows = clipped_rows(release, [release.names.index(name) for name in (*result.names, result.target)]).describe()
+    of_rows = clipped_rows(release, _places(release, result)).describe()
     return "\n".join([
         wrapped(f"Regression of {result.target} on {columns} {of_rows}{shrunk(result)}."),
         *aligned(rows),

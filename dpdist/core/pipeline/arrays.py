@@ -71,7 +71,7 @@ class ArrayRows:
     names: tuple[str, ...]
     dtype: str
     missing: bool  # whether NaN and infinity count as the centre
-    schema: Schema | None = None  # by which they were made; the guarantee does not depend on it
+    schema: Schema | None = None  # that made them; the guarantee does not depend on it
 
     @property
     def lazy(self) -> bool:

@@ -252,7 +252,7 @@ def _release(store: Store) -> Facts:
     norm = rounded_norm(bound.numbers_norm)
     clipped = f"{clipped} were clipped to norm {norm}, and" if bound.numbers else "rows were"
     grid = f"the {whole} is 2^{bound.grid_bits} steps; {clipped} rounded without bias"
-    own = bound.whole and release.schema is not None and (bound.centre, bound.scale) == release.schema.contrasts()
+    own = release.schema is not None and release.schema.centres(bound)
     times = f"each added {min(weights)} to {max(weights)} times" if weights else ""
     lines = [
         ("release", release.release_id),

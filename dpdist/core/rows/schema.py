@@ -357,8 +357,12 @@ class Schema(_SchemaFields):
         return Whole(tuple(places), math.sqrt(squares[0]), math.sqrt(sum(squares)))
 
     def contrasts(self, *, scaled: bool = False) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Public centre and scale of the columns of the rows, which change no number: see the module for them."""
+        """Public centre and scale of the columns of the rows, which change no number (the module ``contrasts``)."""
         return contrasts_of(self, scaled=scaled)
+
+    def centres(self, bound: RowBound) -> bool:
+        """Whether a bound has categories and booleans about their middles, and changes no number."""
+        return bool(bound.whole) and (bound.centre, bound.scale) == self.contrasts()
 
     @cached_property
     def constant_bits(self) -> int:
