@@ -44,6 +44,13 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def apart(tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> Path:  # noqa: ARG001
+    """Run a test in a folder of its own, with a state folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
 def known_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dither all rows by one key, so that the same draws make the same release."""
     monkeypatch.setattr(total, "draw_key", lambda: KEY.key)

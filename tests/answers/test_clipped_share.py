@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -89,13 +88,10 @@ def test_a_unit_with_many_rows_is_counted_by_all_of_them() -> None:
     assert many.guarantee.mu_squared == pytest.approx(float(one.guarantee.mu_squared or 0), rel=0.02)
 
 
+@pytest.mark.usefixtures("apart")
 def test_every_answer_tells_the_interval_and_what_is_unknown(
-    tmp_path: Path,
     call: Call,
-    monkeypatch: pytest.MonkeyPatch,
-    state: Path,  # noqa: ARG001
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     random = np.random.default_rng(8)
     frame = pd.DataFrame(
         {
@@ -128,13 +124,10 @@ def test_every_answer_tells_the_interval_and_what_is_unknown(
     assert "unknown" not in call("regress", "u.release.zarr", "--target", "spend").out
 
 
+@pytest.mark.usefixtures("apart")
 def test_answers_say_what_the_schema_did_to_values_and_why_the_population_is_missing(
-    tmp_path: Path,
     call: Call,
-    monkeypatch: pytest.MonkeyPatch,
-    state: Path,  # noqa: ARG001
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     random = np.random.default_rng(4)
     rows = 20_000
     member = random.random(rows) < 0.3

@@ -218,14 +218,11 @@ def test_rows_without_numbers_are_not_dropped_to_zero(tmp_path: Path) -> None:
     assert "where all values of a category have the same share" in clipped_rows(found).describe()
 
 
+@pytest.mark.usefixtures("apart")
 def test_a_series_whose_chosen_centre_is_zero_goes_on(
-    tmp_path: Path,
     call: Call,
-    monkeypatch: pytest.MonkeyPatch,
-    state: Path,  # noqa: ARG001
 ) -> None:
     """It equals the centre of numbers beside contrasts, which is none."""
-    monkeypatch.chdir(tmp_path)
     random = np.random.default_rng(6)
     values = np.where(random.random(ROWS) < 0.9995, 0.0, 1.0)
     frame = pd.DataFrame(

@@ -28,15 +28,12 @@ def frame() -> pd.DataFrame:
     )  # fmt: skip
 
 
+@pytest.mark.usefixtures("apart")
 def test_a_release_names_them_and_the_line_works_as_typed(
     frame: pd.DataFrame,
-    tmp_path: Path,
     call: Call,
-    monkeypatch: pytest.MonkeyPatch,
-    state: Path,  # noqa: ARG001
 ) -> None:
     """False-alarm rate below 1 in 1000: the noise is 1 % of the least bin that decides."""
-    monkeypatch.chdir(tmp_path)
     frame.to_csv("t.csv", index=False)
     asked = ("--epsilon", "4", "--delta", "1e-6", "--each-row-is-a-person")
     said = call("release", "t.csv", "r.zarr", *asked)

@@ -86,13 +86,10 @@ transform = "asinh"
 """
 
 
+@pytest.mark.usefixtures("apart")
 def test_a_skewed_column_has_the_slope_of_its_logarithm_and_synthetic_rows_are_money_again(
-    tmp_path: Path,
     call: Call,
-    monkeypatch: pytest.MonkeyPatch,
-    state: Path,  # noqa: ARG001
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     frame = customers(4)
     frame.to_csv("t.csv", index=False)
     Path("s.toml").write_text(TEXT)
