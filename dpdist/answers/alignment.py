@@ -165,7 +165,7 @@ def entry_variances(release: Release) -> tuple[float, float]:
 def _count_error(release: Release) -> float:
     """Return the relative standard deviation of a private n; 0 if n is public or not released."""
     constant, count = release.bound.constant, release.row_count
-    if release.rows is not None or not constant or not count:
+    if release.exact_count is not None or not constant or not count:
         return 0.0
     return math.sqrt(release.noise.variance_diagonal or 0.0) / (constant**2 * count)
 

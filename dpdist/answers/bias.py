@@ -31,6 +31,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from dpdist.answers.noise_edge import CONFIDENCE, law_of
 from dpdist.answers.skewed import skewed_message, transforms
 from dpdist.core.mechanisms.counts import CountNoise, noise_from_json
@@ -147,6 +149,7 @@ class ClippedRows:
     skewed: tuple[str, ...] = ()  # columns that a histogram shows to be, and that have no transform
     untouched: bool = False  # what an answer is about has no number, and so was not clipped
     ranged: bool = False  # by the schema there is a clip norm that clips no row
+    unit: UnitWeights | None = None  # the privacy units whose rows are all kept; the shares are then of units
 
     @property
     def nearly_all(self) -> bool | None:
@@ -181,6 +184,14 @@ class ClippedRows:
         return f"{self._bound or 'up to all'} of them"
 
     @property
+    def _busy(self) -> str:
+        """The share of units that weigh less, with a following word; empty if unknown."""
+        if self.between is None:
+            return ""
+        low, high = (_percent(100 * end) for end in self.between)
+        return f"{low} to {high}% of "
+
+    @property
     def _bound(self) -> str:
         return "" if self.most is None or self.most >= 1 else f"at most {math.ceil(100 * self.most)}%"
 
@@ -209,7 +220,7 @@ class ClippedRows:
                 f"at most {100 * self.error:.2g} %. Variances of the original rows may be larger by any factor. Choose "
                 f"the clip norm privately ({step('bound')}) and release again."
             )
-        if self.between is not None and self.between[0] >= _MANY:
+        if self.unit is None and self.between is not None and self.between[0] >= _MANY:
             return f"For the rows as they are, slopes, correlations and components are {self.unknown}."
         few = self.between is not None or (self.most is not None and self.most < 1 / 3)
         if not self.centred and not few and self.error <= _LARGEST_ERROR and self.share - self.error >= _MOSTLY:
@@ -234,6 +245,9 @@ class ClippedRows:
         """Why nothing is known of the rows as they are, as the end of a sentence; empty if no row was clipped."""
         if self.longest is not None or self.untouched:
             return ""
+        if self.unit is not None:
+            busy = f"rows of {self._busy or 'some of '}all units of {self.unit.column} weigh less"
+            return f"unknown: {busy} (with a larger clip norm fewer do, with more noise)"
         share = {"nearly all were": "nearly all of them", "how many is unknown": "some of them"}
         rows = share.get(self.clipped, self.clipped).replace("of them", "of the rows")
         cures = [f"give {listed(self.skewed)} a transform"] if self.skewed else []
@@ -251,9 +265,14 @@ class ClippedRows:
 
     def describe(self) -> str:
         """Return a description of the rows, as part of a sentence with a result."""
+        if self.unit is not None:
+            more = self._busy and f"{self._busy}all have more"
+            return self._described(f"of {self.unit.describe(more)}")
         what = "rows with numbers" if self.beside else "rows"
         clipped = f"of {what} clipped to norm {rounded_norm(self.norm)} ({self.clipped})"
-        text = "of all rows" if self.untouched else clipped
+        return self._described("of all rows" if self.untouched else clipped)
+
+    def _described(self, text: str) -> str:
         text += f", about {self.about}, as no mean was released" if self.about else ""
         text += ", with missing cells at the centre, which weakens correlations and slopes" if self.centring else ""
         text += ", from the rows that have both values of a pair, as if gaps had no cause" if self.pairwise else ""
@@ -266,6 +285,63 @@ class ClippedRows:
 
 def _percent(share: float) -> str:
     return f"{share:.0f}" if share >= 10 else f"{share:.2g}"
+
+
+@dataclass(frozen=True)
+class UnitWeights:
+    """The weights of the rows of privacy units whose rows are all kept (:mod:`dpdist.core.rows.unit_moment`)."""
+
+    column: str
+    moment: float | None  # norm of the mean moment of a row over B; None if unknown
+    row: float | None  # that of the moment of a row of mean squared norm
+
+    @property
+    def full(self) -> float | None:
+        """Typical, independent rows of a unit up to which they weigh 1, about; None if unknown."""
+        if self.moment is None or self.row is None:
+            return None
+        # the mean of the squared norm of the moment of m such rows is m² moment² + m (row² - moment²)
+        a, b = self.moment**2, max(0.0, self.row**2 - self.moment**2)
+        return max(1.0, (math.sqrt(b * b + 4 * a) - b) / (2 * a))
+
+    def weight(self, rows: float) -> float:
+        """Return the weight of each row of a unit of typical rows, about; 1 if unknown."""
+        if self.moment is None or self.row is None:
+            return 1.0
+        square = rows * rows * self.moment**2 + rows * max(0.0, self.row**2 - self.moment**2)
+        return min(1.0, 1 / math.sqrt(square))
+
+    def describe(self, more: str) -> str:
+        """Return a description of the weighted rows, as part of a sentence, with one on how many units have more."""
+        details = [more] if more else []
+        if self.full is not None:
+            busy = 2 * math.ceil(self.full)
+            details = [
+                f"from about {self.full:.2g} typical rows on",
+                f"{self.weight(busy):.2g} each with {busy}",
+                *details,
+            ]
+        text = f"all rows, where those of a busy {self.column} weigh less"
+        return f"{text} ({'; '.join(details)})" if details else text
+
+
+def unit_weights(release: Release) -> UnitWeights | None:
+    """Return the weights of rows of privacy units; None if each row, or a number of them, is bounded alone."""
+    if not release.bound.unit_norm or release.unit is None:
+        return None
+    column, total, noise = release.unit.column, release.row_count, release.noise
+    if release.subspace is not None or not release.in_memory or not total or total <= 0:
+        return UnitWeights(column, None, None)
+    moment, d = release.lattice.astype(np.float64), release.bound.columns
+    moment[np.diag_indices(d)] -= release.rounding_diagonal / release.bound.unit**2
+    moment[np.diag_indices(len(moment))] -= noise.mean_diagonal
+    on, off, width = noise.variance_diagonal or 0.0, noise.variance_off_diagonal or 0.0, len(moment)
+    square = float((moment**2).sum()) - width * on - width * (width - 1) * off
+    trace, limit = float(np.trace(moment)) / total, float(release.bound.norm_bound)
+    if square <= 0 or trace <= 0:
+        return UnitWeights(column, None, None)
+    norm = trace if release.bound.unit_norm == "trace" else math.sqrt(square) / total
+    return UnitWeights(column, min(norm, trace) / limit, trace / limit)
 
 
 def trace_deviation(noise: Noise, columns: int) -> float:
@@ -288,8 +364,10 @@ def clipped_rows(release: Release, columns: Sequence[int] | None = None) -> Clip
         any(column.missing == "centre" for column in used), any(column.missing == "pairwise" for column in used),
         origin_of(release), beside, limits_of(used), _of_contrasts(release),
         tuple(name for word in names for name in word), columns is not None and beside and not {*columns} & {*numbers},
-        schema is not None and schema.clip_norm is not None and not schema.uncentred,
+        schema is not None and schema.clip_norm is not None and not schema.uncentred, unit_weights(release),
     )  # fmt: skip
+    if known.unit is not None:  # the trace says nothing of a unit
+        return known
     rows = None if release.subspace is not None or release.weights else release.row_count
     if rows is None or rows <= 0 or noise.variance_diagonal is None:
         return known
@@ -298,7 +376,7 @@ def clipped_rows(release: Release, columns: Sequence[int] | None = None) -> Clip
     deviation = trace_deviation(noise, d) * bound.unit**2
     # of 2 x.e + |e|²: rounding has no bias on the trace
     grid = _FAR * math.sqrt(rows * (4**bound.grid_bits + 3 * d / 16)) * bound.unit**2 / largest
-    if release.rows is None:  # n is an estimate, by the corner of the moment
+    if release.exact_count is None:  # n is an estimate, by the corner of the moment
         grid += trace / largest * _FAR * _deviation_of_rows(release) / rows
     share, error = trace / largest, _FAR * deviation / largest + grid
     return replace(known, share=share, error=error, most=min(1.0, max(0.0, share + error)))
@@ -350,6 +428,8 @@ def _deviation_of_rows(release: Release) -> float:
 def _schema_norm(release: Release) -> float | None:
     """Return the largest norm permitted by the schema, if it is at most the one that rows are clipped to."""
     bound, schema = release.bound, release.schema
+    if bound.unit_norm:  # a unit may have any number of rows
+        return None
     if not bound.numbers:
         return bound.whole_norm
     if schema is None or schema.numbers_norm is None:
@@ -363,14 +443,17 @@ def _longer_share(release: Release) -> tuple[float, float] | None:
     """Return the ends of the share of longer rows from the release's own counts of norms; None without any."""
     stage, n = release.stage, release.row_count
     answer = {} if stage is None else stage.answer.get("norms", stage.answer)
-    if n is None or not {"counts", "edges", "noise"} <= answer.keys():
+    if (n is None and not release.bound.unit_norm) or not {"counts", "edges", "noise"} <= answer.keys():
         return None
     counts, edges, noise = answer["counts"], answer["edges"], noise_from_json(answer["noise"])
-    first = bisect_right(edges, release.bound.numbers_norm)  # the bin that contains the clip norm, or begins with it
-    begins = first > 0 and edges[first - 1] == release.bound.numbers_norm
-    of_n = 0.0 if release.rows is not None else 2 * _deviation_of_rows(release)
-    low = _counted(counts, noise, first + (not begins), release.rows, -_CONFIDENT) / (n + of_n)
-    high = _counted(counts, noise, first, release.rows, _CONFIDENT) / max(1.0, n - of_n)
+    edge, exact = release.bound.clip_edge, release.exact_count
+    first = bisect_right(edges, edge)  # the bin that contains the clip norm, or begins with it
+    begins = first > 0 and edges[first - 1] == edge
+    of_n = 0.0 if exact is not None else 2 * _deviation_of_rows(release)
+    if release.bound.unit_norm:  # counts are of units, and their number is known by these alone
+        n, of_n = float(sum(counts)), 2 * math.sqrt(noise.variance * len(counts))
+    low = _counted(counts, noise, first + (not begins), exact, -_CONFIDENT) / ((n or 0.0) + of_n)
+    high = _counted(counts, noise, first, exact, _CONFIDENT) / max(1.0, (n or 0.0) - of_n)
     return min(1.0, max(0.0, low)), min(1.0, max(0.0, high))
 
 

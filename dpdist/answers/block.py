@@ -134,7 +134,7 @@ def block_of(release: Release, columns: Sequence[int] | npt.NDArray[np.int64]) -
     if kappa and rows is not None and release.row_sum is not None:
         sums = kappa * release.row_sum[chosen]
         moment = np.block([[moment, sums[:, None]], [sums[None], np.array([[kappa**2 * rows]])]])
-    exact = len(columns) if kappa and release.rows is not None else None
+    exact = len(columns) if kappa and release.exact_count is not None else None
     return Block(moment, tuple(map(int, columns)), kappa, entry_noise(release, exact), rows, release)
 
 

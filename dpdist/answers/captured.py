@@ -78,7 +78,7 @@ def captured(release: Release, components: Components) -> Captured | None:
     values: Matrix = np.linalg.eigvalsh(about.matrix(release.second_moment))[::-1].astype(np.float64)
     vectors, (k, d) = components.components, components.components.shape
     kappa = release.bound.constant * release.bound.unit
-    noise = entry_noise(release, d if kappa and release.rows is not None else None)
+    noise = entry_noise(release, d if kappa and release.exact_count is not None else None)
     ratios = about.mean / kappa if kappa else np.zeros(d)
     excesses, joint_excesses = _excess(values, k, law)
     variances = values[:k] - excesses

@@ -226,7 +226,7 @@ def _errors(release: Release, about: AboutMean, released: Matrix) -> tuple[Matri
     if release.noise.variance_diagonal is None or release.noise.variance_off_diagonal is None:
         return None, None
     kappa = release.bound.constant * release.bound.unit
-    noise = entry_noise(release, len(released) if kappa and release.rows is not None else None)
+    noise = entry_noise(release, len(released) if kappa and release.exact_count is not None else None)
     ratios = about.mean / kappa if kappa else np.zeros(len(released))
     shift = released / kappa**2 if kappa else np.zeros_like(released)
     variances = np.diagonal(released)

@@ -57,7 +57,7 @@ class Expected:
 class Person:
     """A privacy unit that owns several rows and is protected as a whole."""
 
-    max_rows: int = 1
+    max_rows: int | None = 1  # None: all of them, bounded together
     max_periods: int | None = None
 
     def __post_init__(self) -> None:
@@ -66,12 +66,12 @@ class Person:
     @property
     def counted_once(self) -> int:
         """Rows charged for a release of one period, or of a table without periods."""
-        return self.max_rows * rows_charged(self.max_periods or 1, 1)
+        return (self.max_rows or 1) * rows_charged(self.max_periods or 1, 1)
 
     @property
     def counted_at_most(self) -> int:
         """Rows of one period charged for a release of max_periods or more periods, or with weights."""
-        return self.max_rows * rows_charged(self.max_periods or 1, self.max_periods or 1)
+        return (self.max_rows or 1) * rows_charged(self.max_periods or 1, self.max_periods or 1)
 
     def to_json(self) -> dict[str, object]:
         """Return JSON values."""
@@ -187,7 +187,7 @@ def forecast_release(
     spectrum: Sequence[float] = (),
     norms: Sequence[float] = (),
     *,
-    max_rows: int = 1,
+    max_rows: int | None = 1,
     max_periods: int | None = None,
     schema: Schema | None = None,
 ) -> Forecast:
@@ -211,8 +211,9 @@ def forecast_release(
     norms : sequence of float, default ()
         Guessed norms of the rows at equally spaced quantiles, such as deciles. They must be public too. Each is
         evaluated as a clip norm, whatever that of the request: noise against clipping.
-    max_rows : int, default 1
-        Largest number of rows of a privacy unit, from 1 to 2^20; if rows come in periods, in each period.
+    max_rows : int or None, default 1
+        Largest number of rows of a privacy unit, from 1 to 2^20; if rows come in periods, in each period. None: all
+        rows of a unit are kept, and the clip norm is that of their second moment.
     max_periods : int or None, default None
         Largest number of periods with rows of one privacy unit, from 1 to 4096, for ``gaussian`` only. The forecast is
         then for the release of one period with ``rows`` rows.
@@ -260,7 +261,7 @@ def forecast_release(
     counted = person.counted_once
     public = rows if request.neighbours is Neighbours.REPLACE_ONE else None
     require_schema(request, schema)
-    plan = planned(request, Dimensions(columns, public, counted, counted, schema))
+    plan = planned(request, Dimensions(columns, public, counted, counted, schema, together=max_rows is None))
     bound = plan.bound
     largest = bound.row_norm**2
     if len(spectrum) > columns or any(v <= 0 for v in spectrum) or sum(spectrum) > largest * (1 + 1e-9):
@@ -419,7 +420,7 @@ def _alternatives(plan: Plan, rows: int, person: Person) -> tuple[tuple[str, flo
     thresholds, bound = [], plan.bound
     for name, mechanism in MECHANISMS.items():
         info = mechanism.info
-        several = (person.counted_once > 1 and not info.units) or (
+        several = ((person.counted_once > 1 or person.max_rows is None) and not info.units) or (
             person.max_periods is not None and name != "gaussian"
         )
         lacks_delta = info.delta is DeltaUse.REQUIRED and not plan.loss.delta_atto

@@ -95,7 +95,7 @@ def _of(
     np.fill_diagonal(rows, n - gaps)
     # the variances of the inputs
     on, off = (variance * n**2 for variance in entry_variances(release))
-    of_n = 0.0 if release.rows is not None else on / constant**4
+    of_n = 0.0 if release.exact_count is not None else on / constant**4
     single = (inverse / constant) ** 2
     pairs = single[:, None] + single[None] + np.outer(inverse, inverse) ** 2
     np.fill_diagonal(pairs, single)
@@ -149,7 +149,7 @@ def completed(release: Release, columns: Columns | None = None) -> Release:
     lattice[np.ix_(chosen, chosen)] = np.rint(moment / step).astype(np.int64)
     sums = np.rint(n * found.mean / release.row_sum_step).astype(np.int64)
     lattice[chosen, bound.columns] = lattice[bound.columns, chosen] = sums
-    if release.rows is None:  # the estimate of n has no larger noise, but its mean is that of the noise
+    if release.exact_count is None:  # the estimate of n has no larger noise, but its mean is that of the noise
         lattice[-1, -1] += round(larger.mean_diagonal - noise.mean_diagonal)
     return replace(release, answer=lattice, noise=larger)
 

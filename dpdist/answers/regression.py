@@ -211,7 +211,9 @@ def _require_weight(release: Release, targets: Sequence[int], on: Sequence[int])
 def _require_rows(block: Block, count: int) -> None:
     if block.rows is None or block.rows >= count:
         return
-    rows = counted(round(block.rows), "row") if block.release.rows is not None else "by its private count, fewer rows"
+    rows = "by its private count, fewer rows"
+    if block.release.exact_count is not None:
+        rows = counted(round(block.rows), "row")
     raise UsageError(
         f"There are fewer rows than regressors: the release has {rows}, for {counted(count, 'column')}. Name fewer "
         f"columns ({parameter('on')})."

@@ -68,9 +68,9 @@ def _private_count(table: RowsTable | PeriodicTable) -> bool:
 def _described(
     table: AnyStore | None, columns: int | None, rows: int | None, max_rows: int | None, max_periods: int | None,
     neighbours: str,
-) -> tuple[int, int, int, int | None, Schema | None]:  # fmt: skip
+) -> tuple[int, int, int | None, int | None, Schema | None]:  # fmt: skip
     """Return d, n, max_rows and max_periods, as typed, else as declared by the table; and the schema of the table."""
-    schema = None
+    schema, together = None, False
     if table is not None:
         periods = open_periods(table) if is_periodic(table) else None
         closed = () if periods is None else tuple(Ledger(absolute(ledger_place(periods, None))).periods)
@@ -83,13 +83,14 @@ def _described(
         if opened.unit is not None:
             max_rows = opened.unit.max_rows if max_rows is None else max_rows
             max_periods = opened.unit.max_periods if max_periods is None else max_periods
+            together = max_rows is None
     if columns is None or rows is None:
         missing = " and ".join(name for name, value in (("--d", columns), ("--n", rows)) if value is None)
         raise UsageError(
             f"A forecast needs {missing}, as a public guess, or ROWS: it uses the number of columns, and the number "
             "of rows if that is public."
         )
-    return columns, rows, 1 if max_rows is None else max_rows, max_periods, schema
+    return columns, rows, 1 if max_rows is None and not together else max_rows, max_periods, schema
 
 
 def _refused(request: ReleaseRequest, size: Dimensions, rows: int, max_rows: int) -> str | None:
@@ -153,7 +154,7 @@ def forecast_command(
             ) from None
         raise
     public = rows if request.neighbours is Neighbours.REPLACE_ONE else None
-    size = Dimensions(columns, public, max_rows, schema=schema)
+    size = Dimensions(columns, public, max_rows or 1, schema=schema, together=max_rows is None)
     request = by_schema(request, size)
     if request.mechanism in ORBITS:
         if plot is not None or norms or max_rows != 1 or max_periods is not None:

@@ -232,7 +232,7 @@ def release_command(
         raise DataError(f"{rows} does not exist. Check the name of the file.")
     elif each_row_is_a_person or any(getattr(table_options, name) is not None for name in _OF_FILE):
         raise UsageError(
-            f"{rows} is not a file. --schema, --header, --person, --max-rows, --each-row-is-a-person and "
+            f"{rows} is not a file. --schema, --header, --privacy-unit, --max-rows, --each-row-is-a-person and "
             "--budget-epsilon are for files; for rows they are options of dpdist ingest."
         )
     if of_file is not None:

@@ -167,7 +167,12 @@ class IngestOptions(BudgetOptions, frozen=True, kw_only=True):
     ] = None
     max_rows: Annotated[
         int | None,
-        option("Maximum number of rows to keep for each privacy unit; with periods, in each.", WHOLE, PRIVACY),
+        option(
+            "Maximum number of rows to keep for each privacy unit; with periods, in each [default: all, and their "
+            "moment is bounded].",
+            WHOLE,
+            PRIVACY,
+        ),
     ] = None
     keep: Annotated[Keep | None, option("Which rows to keep [default: first].", '"first" or "random"', PRIVACY)] = None
 
@@ -186,7 +191,8 @@ class ReleaseOptions(Options, frozen=True, kw_only=True):
         option(
             "Public clip norm C, from public knowledge or dpdist bound, never from the data. private: first choose "
             "it from a private histogram of row norms (after scaling, with a private scale). auto, with a scale: "
-            "1.75 sqrt(d), where d leaves out columns with nearly all values in one bin. schema, without scale and "
+            "1.75 sqrt(d), where d leaves out columns with nearly all values in one bin; as private, where all rows of "
+            "a privacy unit are kept: C is then the norm of their moment. schema, without scale and "
             "centre of your own: the norm that no row of the schema exceeds. [default: auto, with a private scale and "
             "centre unless they are given]",
             'a number, such as 8.5, "private", "auto" or "schema"',

@@ -32,7 +32,7 @@ def private_pca(
     delta: Number | None = None,
     n_components: float | str = "auto",
     correlation: bool = True,
-    person: str | None = None,
+    privacy_unit: str | None = None,
     max_rows: int | None = None,
     each_row_is_a_person: bool = False,
     schema: Schema | str | os.PathLike[str] | None = None,
@@ -61,12 +61,12 @@ def private_pca(
         See :class:`PrivatePCA`.
     correlation : bool, default True
         Whether to use the correlation matrix: see :class:`PrivatePCA`.
-    person : str, default None
+    privacy_unit : str, default None
         Column of a file that identifies the person of each row. None: each row is protected as a person; refused if a
         column, also one that the schema ignores, an index, a coordinate of the rows or a column of ``obs`` is named
         like an identifier, unless ``each_row_is_a_person``.
     max_rows : int, default None
-        With `person`: the largest number of rows of a person that are kept.
+        With `privacy_unit`: the largest number of rows of a person that are kept. None: all of them.
     each_row_is_a_person : bool, default False
         State that no person has two rows. Columns named like identifiers are left out.
     schema : Schema, str or path-like, default None
@@ -114,7 +114,7 @@ def private_pca(
     with naming(ESTIMATORS):
         if not callable(say):
             raise UsageError("say must be a function of a text, such as print.")
-        owner = Owner(person, max_rows, each_row_is_a_person)
+        owner = Owner(privacy_unit, max_rows, each_row_is_a_person)
         if isinstance(table, str | os.PathLike):
             budget = None
             if "ledger" in parameters or "budget" in parameters:

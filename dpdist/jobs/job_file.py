@@ -125,7 +125,7 @@ def _with_unit(job: Job, rows: Rows, path: Path) -> Job:
 
 def _of_periods(job: Job) -> Job:
     """Return the job with what its request takes from the schema: it is the same for all periods."""
-    schema, max_rows = job.choices.schema, 1 if job.unit is None else job.unit.max_rows
+    schema, max_rows = job.choices.schema, 1 if job.unit is None else job.unit.counted_rows
     width = 2 if schema is None else len(schema.features)
     size = Dimensions(width, unit_rows=max_rows, schema=schema)
     return replace(job, request=by_schema(job.request, size))

@@ -73,7 +73,7 @@ def require_components(job: Job, table: RowsTable) -> None:
 
 
 def _describe_unit(unit: Unit | None) -> str:
-    return "each row alone" if unit is None else f"up to {unit.max_rows} rows of one {unit.column}"
+    return "each row alone" if unit is None else f"{unit.rows} of one {unit.column}"
 
 
 def run(

@@ -178,7 +178,12 @@ class _NextRun:
             return counted_rows(self.job.unit, 1)
         if self.table is not None:
             return self.table.max_rows
-        return self.job.unit.max_rows if self.job.unit else 1
+        return self.job.unit.counted_rows if self.job.unit else 1
+
+    @property
+    def together(self) -> bool:
+        """Whether all rows of a privacy unit are kept, and bounded together."""
+        return not self.job.periodic and self.job.unit is not None and self.job.unit.max_rows is None
 
     @cached_property
     def choosing(self) -> Plan | None:
@@ -190,8 +195,13 @@ class _NextRun:
             return plan_of(request, self.table)
         schema = self.job.choices.schema
         if not self.job.periodic:
-            return planned(request, Dimensions(self.columns, changed_rows=self.max_rows, schema=schema))
+            return planned(request, self._size)
         return plan_of_series(request, self.columns, self.max_rows, schema)
+
+    @property
+    def _size(self) -> Dimensions:
+        schema = self.job.choices.schema if self.table is None else self.table.schema
+        return Dimensions(self.columns, changed_rows=self.max_rows, schema=schema, together=self.together)
 
     def releases(self) -> list[tuple[str, Charge]]:
         """Return the planned charges, each with its periods, except for the scale of periods."""
@@ -205,8 +215,7 @@ class _NextRun:
             if self.record is not None and self.record.state is not State.ABORTED:
                 return []
             _require_small_delta(job, table.rows)
-        schema = job.choices.schema if table is None else table.schema
-        plan = planned(job.request, Dimensions(self.columns, changed_rows=self.max_rows, schema=schema))
+        plan = planned(job.request, self._size)
         return [("the whole table", Charge(_require_private(plan.guarantee)))]
 
     def _of_periods(self) -> list[tuple[str, Charge]]:

@@ -285,6 +285,8 @@ def _bingham_words(result: Forecast, gap: float) -> str:
 
 def _person_text(person: Person) -> str:
     """Return sentences about the privacy unit; empty if each row is a unit."""
+    if person.max_rows is None:
+        return " Protects all rows of a privacy unit; the clip norm is that of their second moment."
     rows = counted(person.max_rows, "row")
     if person.max_periods is None:
         return "" if person.max_rows == 1 else f" Protects a privacy unit of up to {rows} as a whole."

@@ -116,12 +116,19 @@ def test_a_column_named_like_a_person_needs_a_word_and_the_cures_work_as_typed(f
     assert said.code == 2
     assert "1 column is named like an identifier of persons: PatientId." in said.message
     assert not (folder / "t.zarr").exists()
-    cure = re.search(r"give (--person \S+ --max-rows) M", said.message)
+    cure = re.search(r"give (--privacy-unit \S+): all rows", said.message)
     assert cure is not None
-    said = call("release", "t.parquet", "r.zarr", *LOSS, *shlex.split(cure[1]), 2)
-    assert (said.code, "one PatientId are protected together, and at most 2 of them" in said.err) == (0, True)
+    said = call("release", "t.parquet", "r.zarr", *LOSS, *shlex.split(cure[1]))
+    assert (said.code, "All rows of one PatientId are protected together." in said.err) == (0, True)
     release = dpdist.open_release("r.zarr")
-    assert (release.rows, release.unit is not None, len(release.names)) == (3 * ROWS // 2, True, 4)
+    assert (release.rows, release.unit is not None, len(release.names)) == (3 * ROWS, True, 4)
+    rows.assign(PatientId=np.arange(3 * ROWS) // 4).to_parquet("m.parquet")
+    said = call("release", "m.parquet", "m2.zarr", *LOSS, *shlex.split(cure[1]), "--max-rows", 2)
+    assert (said.code, "protects another privacy unit" in said.err) == (3, True)  # the same file
+    others = pd.concat([table(seed) for seed in range(4, 7)], ignore_index=True)
+    others.assign(PatientId=np.arange(3 * ROWS) // 4).to_parquet("n.parquet")
+    said = call("release", "n.parquet", "n2.zarr", *LOSS, *shlex.split(cure[1]), "--max-rows", 2)
+    assert (said.code, "one PatientId are protected together, and at most 2 of them" in said.err) == (0, True)
     (folder / "u.parquet").write_bytes(b"")
     table(seed=3).assign(PatientId=np.arange(ROWS)).to_parquet("u.parquet")
     said = call("release", "u.parquet", "u.release.zarr", *LOSS, "--each-row-is-a-person")
@@ -167,7 +174,7 @@ def test_another_schema_has_its_own_rows_and_releases_and_the_same_budget(folder
     assert call("release", "u.parquet", "u0.zarr", *asked).code == 0
     said = call("release", "u.parquet", "u1.zarr", *LOSS, "--person", "who", "--max-rows", 2)
     assert (said.code, "protects another privacy unit" in said.err) == (3, True)
-    assert call("release", "u.parquet", "u1.zarr", *LOSS, "--person", "who").code == 2
+    assert call("release", "u.parquet", "u1.zarr", *LOSS, "--max-rows", 2).code == 2
 
 
 @pytest.mark.usefixtures("folder")
@@ -291,7 +298,7 @@ def test_python_has_the_same_in_one_call(folder: Path) -> None:
     with pytest.raises(DataError, match=r"2 columns are not of numbers: 'w', 'mixed'.*draft_schema\(TABLE\)"):
         dpdist.private_pca(frame.assign(w="word", mixed=[1, "1,5"] * (ROWS // 2)), epsilon=1)
     with pytest.raises(UsageError, match=r"Save it to a \.parquet file"):
-        dpdist.private_pca(frame, epsilon=1, person="id", max_rows=2)
+        dpdist.private_pca(frame, epsilon=1, privacy_unit="id", max_rows=2)
     with pytest.raises(UsageError, match="Add scale='private'"):
         dpdist.private_pca("t.parquet", epsilon=1, delta=1e-6, clip=3)
     normal = np.random.default_rng(8).normal(size=(ROWS + 9, 3))

@@ -94,8 +94,7 @@ def _digests(blocks: Generator[Rows], dtype: np.dtype[np.generic], weights: Word
     with np.errstate(over="ignore"):
         for block in blocks:
             for start in range(0, len(block), step):
-                words = _words(block[start : start + step], dtype).astype(np.uint64)
-                keys = _mixed((words ^ (words >> _HALF)) @ weights)
+                keys = row_keys(block[start : start + step], dtype, weights)
                 numbers = np.arange(row, row + len(keys), dtype=np.uint64)
                 ordered += _mixed(keys + numbers * _ODD).sum()
                 unordered += _mixed(keys).sum()
@@ -104,6 +103,12 @@ def _digests(blocks: Generator[Rows], dtype: np.dtype[np.generic], weights: Word
                 row += len(keys)
     many = len(distinct) >= min(_MANY, row)
     return {"": int(ordered)} | ({", in another order": int(unordered)} if many else {})
+
+
+def row_keys(rows: Rows, dtype: np.dtype[np.generic], weights: Words) -> Words:
+    """Return keyed hashes of rows as the table stores them, (r,)."""
+    words = _words(rows, dtype).astype(np.uint64)
+    return _mixed((words ^ (words >> _HALF)) @ weights)
 
 
 def _mixed(keys: Words) -> Words:

@@ -39,6 +39,7 @@ from dpdist.core.ingest.readers.base import (
 from dpdist.core.ingest.readers.source import Entry, Source
 from dpdist.core.ingest.sources import Opener, SourceLocation, Sources, digest_of, opened_sources, origin_of, state_of
 from dpdist.core.ingest.survey import Job, Part, Run, SourceSurvey
+from dpdist.core.ingest.together import Gathered
 from dpdist.core.naming import parameter
 from dpdist.core.parallel import available_cores
 from dpdist.core.privacy.guarantee import PrivacyLoss
@@ -48,6 +49,7 @@ from dpdist.core.rows.dataset import RowsTable, head_of, open_ingested, require_
 from dpdist.core.rows.persons import Watch
 from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.table import Shape
+from dpdist.core.rows.unit_rows import UNITS
 from dpdist.core.rows.units import UNIT_BYTES, Digests, KeptRows, Numbers, Unit, among, kept_rows, whole_numbers
 from dpdist.core.rows.writing import RowsWriter
 from dpdist.core.storage import atomic
@@ -253,13 +255,18 @@ class Ingest:
             compared = self.unit is None and not survey.require_unique_samples(self.sources, result.filled)
             if self.names is not None:
                 result, compared = result._replace(names=self.names), False
-            selection = None if self.unit is None else self._select_rows(result, self.unit, labels)
+            together = self.unit is not None and self.unit.max_rows is None
+            selection = None if self.unit is None or together else self._select_rows(result, self.unit, labels)
             rows = result.rows if selection is None else selection.count
             self._report(result, result.rows - rows)
             shape = shape_of(rows, len(result.names), result.dtype.name, compress=compress)
             existing = existing_chunks(self.staging, shape)
             high = shape.chunk_rows
             require_space(self.staging, shape, rows - sum(min(high, rows - index * high) for index in existing))
+            if together:
+                self._write_together(result, labels, shape, states, existing, report_rows)
+                self._require_unchanged(states)
+                return shape, result.names
             tasks = write_tasks(result.parts, shape, selection, survey.PIECE if elsewhere is not None else None)
             if elsewhere is not None and len(tasks) == 1 and rows * shape.row_bytes > survey.PIECE:
                 self.say(
@@ -277,11 +284,14 @@ class Ingest:
                 lengths, [] if existing else marks, entries, partial(self._kept_blocks, result, selection),
                 np.dtype(shape.dtype), write.weights,
             )  # fmt: skip
-        # an earlier pass chose the rows of each privacy unit: changed files would break the bound M
-        for entry, state in zip(entries, states, strict=True):
+        self._require_unchanged(states)
+        return shape, result.names
+
+    def _require_unchanged(self, states: Sequence[str]) -> None:
+        # an earlier pass read the privacy unit of each row: changed files would break its bound
+        for entry, state in zip(self.sources.entries, states, strict=True):
             if state_of(entry.location) != state:
                 raise changed(entry.shown)
-        return shape, result.names
 
     def _pays(self, elsewhere: Any) -> bool:
         """Whether to read on workers; if nobody named some, only a large source."""
@@ -303,9 +313,11 @@ class Ingest:
                 f"{parameter('scale', 'private')} or a public {parameter('centre')}."
             )
         if self.unit is not None:
-            limit = counted(self.unit.max_rows, "row")
-            self.say(f"The privacy unit is {self.unit.column}, with at most {limit} each.")
-            if not self.may_be_empty:
+            kept = "all rows of each, which are protected together"
+            if self.unit.max_rows is not None:
+                kept = f"at most {counted(self.unit.max_rows, 'row')} each"
+            self.say(f"The privacy unit is {self.unit.column}, with {kept}.")
+            if not self.may_be_empty and self.unit.max_rows is not None:
                 self.say(f"{OMITTED} {left_out}.")
         elif head.beside:
             named = survey.units_named(head)
@@ -321,12 +333,37 @@ class Ingest:
                 yield block if selection is None else block[selection.among(row, len(block))]
                 row += len(block)
 
+    def _write_together(
+        self, result: SourceSurvey, labels: Sequence[str], shape: Shape, states: Sequence[str],
+        existing: frozenset[int], on_rows: Callable[[int], object],
+    ) -> None:  # fmt: skip
+        """Write all rows in this process, those of each privacy unit together."""
+        scratch_dir, key = self.staging.scratch_folder, secret_of(self.staging)
+        atomic.require_space(scratch_dir, UNIT_BYTES * shape.rows, "numbers of privacy units")
+        units = self._units(result.filled, key, labels, self._unit_column(result, labels))
+        with ExitStack() as stack:
+            gathered = Gathered(units, shape, key, scratch_dir, stack)
+            write = Write(
+                self.sources.entries, states, self.staging, shape, result.keep, result.names, existing, False,
+                frozenset(),
+            )  # fmt: skip
+            write.copy(self.sources.opener, WriteTask(0, 0, 0, 0, _merged(result.parts)), gathered, on_rows)
+            writer = RowsWriter(self.staging, shape, stored=existing)
+            self.staging.put(UNITS, gathered.write(writer, "privacy unit" if self.unit is None else self.unit.column))
+        self.staging.flush([*writer.keys, UNITS])
+
+    def _unit_column(self, result: SourceSurvey, labels: Sequence[str]) -> int | None:
+        """Return the index of the column of whole numbers that is the unit; None if digests are."""
+        if self.unit is None or self.choices.schema is not None or labels:
+            return None
+        return result.head.names.index(self.unit.column)
+
     def _select_rows(self, result: SourceSurvey, unit: Unit, labels: Sequence[str]) -> KeptRows:
         """Choose the rows to keep of each privacy unit, and store the choice."""
         rows, scratch_dir, watch = result.rows, self.staging.scratch_folder, self.watch
         atomic.require_space(scratch_dir, UNIT_BYTES * rows, "numbers of privacy units")
         key, schema = secret_of(self.staging), self.choices.schema
-        column = None if schema is not None or labels else result.head.names.index(unit.column)
+        column = self._unit_column(result, labels)
         units = self._units(result.filled, key if watch is None else watch.key, labels, column)
         if watch is not None:
             units = watch.watched(units, rows, len(labels) if schema is None else len(schema.unit_columns))
@@ -478,13 +515,21 @@ class Write:
                 self.staging.drop("")
 
     def _write(self, opener: Opener, task: WriteTask, on_rows: Callable[[int], object]) -> dict[int, int]:
+        writer = RowsWriter(self.staging, self.shape, task.first, task.stop, self.existing)
+        marks = self.copy(opener, task, writer, on_rows)
+        self.staging.flush(writer.keys)
+        return marks
+
+    def copy(
+        self, opener: Opener, task: WriteTask, writer: RowsWriter | Gathered, on_rows: Callable[[int], object]
+    ) -> dict[int, int]:
+        """Pass the rows of a task to a writer, and return the marks of rows by file."""
         weights = self.weights if self.alike else None
         marks = dict[int, int]()
-        writer = RowsWriter(self.staging, self.shape, task.first, task.stop, self.existing)
         target, row = task.target, task.row
         for part in task.parts:
             count = part.rows if not self.filtered else int(self._kept_mask(row, part.rows).sum())
-            if not writer.lacks(target, target + count):
+            if isinstance(writer, RowsWriter) and not writer.lacks(target, target + count):
                 on_rows(writer.skip(target + count))
             else:
                 with opener.named(self.entries[part.source]):
@@ -494,10 +539,11 @@ class Write:
                             mark = copies.mark_of(taken, np.dtype(self.shape.dtype), weights)
                             marks[part.source] = marks.get(part.source, 0) + mark
             target, row = target + count, row + part.rows
-        self.staging.flush(writer.keys)
         return marks
 
-    def _copied(self, opener: Opener, part: Part, target: int, row: int, writer: RowsWriter) -> Iterator[Rows]:
+    def _copied(
+        self, opener: Opener, part: Part, target: int, row: int, writer: RowsWriter | Gathered
+    ) -> Iterator[Rows]:
         """Yield the rows of a part that are written."""
         source, row_count = opener.opened(self.entries[part.source]), 0
         dtype = np.dtype(self.shape.dtype)

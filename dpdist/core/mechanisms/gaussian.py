@@ -86,6 +86,7 @@ class Gaussian:
         reference="Balle & Wang 2018; metric of Dwork, Talwar, Thakurta & Zhang 2014, symmetric part",
         delta=DeltaUse.REQUIRED,
         units=True,
+        unit_norm="frobenius",
     )
 
     def calibrate(self, query: LatticeQuery, loss: PrivacyLoss) -> CalibratedGaussian:

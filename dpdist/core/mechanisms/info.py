@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from dpdist.core.errors import UsageError
+from dpdist.core.mechanisms.sensitivity import UnitNorm
 from dpdist.core.naming import parameter
 from dpdist.core.privacy.guarantee import Arithmetic, PrivacyLoss
 
@@ -119,6 +120,8 @@ class MechanismInfo:
     """Gap between the first two eigenvalues, over d times the nuclear sensitivity over epsilon, up to which one vector
     captures more than `two-sided-wishart`; None if that was not measured."""
     units: bool = False
+    unit_norm: UnitNorm = "trace"
+    """Norm of the moment of a privacy unit that its guarantee needs, if all rows of the unit are kept."""
     semidefinite: bool = False
 
     def filled(self, options: Options) -> dict[str, OptionValue]:

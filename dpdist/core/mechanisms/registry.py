@@ -140,10 +140,11 @@ def mechanism_named(name: str) -> Mechanism:
 def calibrated(name: str, query: LatticeQuery, loss: PrivacyLoss, options: Options | None = None) -> Calibrated:
     """Return a mechanism calibrated for a query, a loss and its options; omitted options have their defaults."""
     mechanism = mechanism_named(name)
-    if query.rows > 1 and not mechanism.info.units:
+    if (query.rows > 1 or query.together) and not mechanism.info.units:
         proved = [candidate for candidate, other in MECHANISMS.items() if other.info.units]
+        rows = "any number of" if query.together else f"up to {query.rows}"
         raise RefusedError(
-            f"A privacy unit of this table may own up to {query.rows} rows, and {name} has no guarantee for units of "
+            f"A privacy unit of this table may own {rows} rows, and {name} has no guarantee for units of "
             f"several rows. Use {' or '.join(proved)}.",
             parameter="mechanism",
         )

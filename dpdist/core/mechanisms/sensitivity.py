@@ -45,6 +45,10 @@ Both are positive semidefinite with trace at most M S, and their Frobenius norms
 
 Each is M times that of one row, and attained by M equal rows against M equal others.
 
+**All rows of a privacy unit.** If the moment of all rows of a unit is bounded, the sensitivities are those of one row:
+:mod:`dpdist.core.rows.unit_moment` has the proof. The Frobenius bound suffices for the Frobenius sensitivity only; a
+bound on the trace for all three.
+
 Rows with a constant last entry c (private centring) satisfy the same bounds with ``S = 4^b + c²``. For c up to the clip
 norm and at least two other columns, orthogonal augmented rows exist (``x.y = -c²``), so the Frobenius and the nuclear
 bound are tight. The bound for the triangle is not, as the last entry of the diagonal never changes.
@@ -68,9 +72,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Literal
 
 from dpdist.core.errors import UsageError
 from dpdist.core.privacy.guarantee import Neighbours
+
+UnitNorm = Literal["", "frobenius", "trace"]
+"""Norm of the moment of a privacy unit that is bounded, if all rows of the unit are kept; empty: rows are."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +89,7 @@ class LatticeQuery:
     bound: int
     neighbours: Neighbours
     rows: int = 1
+    together: bool = False  # whether all rows of a privacy unit are bounded together, by one norm of their moment
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.bound < 1 or self.rows < 1:

@@ -29,6 +29,7 @@ import numpy.typing as npt
 
 from dpdist.core.rows.bounding import RowBound
 from dpdist.core.rows.dither import Dithering, Dithers
+from dpdist.core.rows.unit_moment import Flags, Starts, bounded_units, ends_of, settle
 from dpdist.core.triangle import Band, Triangle, packed
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ SMALL_ROWS = _LARGEST_32 // 128**2
 """Rows with entries of 8 bits whose sum fits in 32 bits; with one more, entries of -128 sum to 2^31."""
 _NARROW = 256  # most columns for which NumPy's product is as fast as that of one triangle
 _PAIRS = 256  # pairs of rows that are multiplied at once: the panels of a tile then stay in a core's own caches
+_UNIT_ROWS = 128
+"""Rows of a small privacy unit, whose pairs of rows are multiplied one by one."""
 _PANEL_BYTES = 256 << 10
 """Size of more pairs of narrow rows, a quarter of a second-level cache, because every call has an overhead."""
 
@@ -95,6 +98,13 @@ class GramSum(ABC):
     def add_dithered(self, *_: Any, **__: Any) -> None:
         """Add the product of stored rows, which are bounded and rounded with dithers."""
         raise TypeError("float64 multiplies bounded rows")
+
+    def add_units(self, rows: npt.NDArray[np.generic], starts: Starts, bound: RowBound, dithers: Dithers) -> None:
+        """Add the product of stored rows of whole privacy units, which are bounded together."""
+        block = bounded_units(rows, starts, bound, dithers, compiled=self.instructions is not Instructions.FLOAT64)
+        step = max(1, bound.exact_rows)
+        for start in range(0, len(block), step):
+            self.add(block[start : start + step])
 
     @abstractmethod
     def total(self) -> Triangle:
@@ -173,6 +183,7 @@ class _Integers(GramSum):
         # one unused pair: panels at distances that are powers of two would share cache lines
         self._panels = aligned_zeros((panels, self._pairs + 1, kernel.PANEL), np.int32)
         self._room = aligned_zeros(kernel.room_for(panels, self._pairs), np.int32)
+        self._unpacked = aligned_zeros((_UNIT_ROWS, panels * kernel.PANEL), np.int32)
         self._packing: Packing | None = None
         self._packed_by: RowBound | None = None
         self._halves = 0  # that are filled; the parity of a row that is dithered by pairs determines its half
@@ -190,12 +201,49 @@ class _Integers(GramSum):
             start += rows.shape[0]
             self._fill(rows.shape[0])
 
-    def add_dithered(self, rows: npt.NDArray[np.generic], bound: RowBound, dithers: Dithers) -> None:
+    def add_units(self, rows: npt.NDArray[np.generic], starts: Starts, bound: RowBound, dithers: Dithers) -> None:
+        ends, begin = ends_of(starts, len(rows)), 0
+        small = ends - starts <= _UNIT_ROWS
+        if self._band.height != self._band.size:  # the norm is that of all columns
+            super().add_units(rows, starts, bound, dithers)
+            return
+        while begin < starts.size:  # as many units as fit the panels; a large one alone, as a block
+            first = int(starts[begin])
+            stop = int(np.searchsorted(ends, first + self.at_once - 1, side="right"))
+            stop = begin + int(np.argmin(np.append(small[begin:stop], False)))
+            add = self._add_packed if stop > begin else super().add_units
+            stop = max(stop, begin + 1)
+            add(rows[first : ends[stop - 1]], starts[begin:stop] - first, bound, dithers.behind(first))
+            begin = stop
+
+    def _add_packed(self, rows: npt.NDArray[np.generic], starts: Starts, bound: RowBound, dithers: Dithers) -> None:
+        """Add small units, which fit the panels together."""
+        from dpdist.core.rows import unit_kernel  # noqa: PLC0415 - slow to import
+
+        packing, odd, trace = self._packing_for(bound), dithers.first_row % 2, bound.unit_norm == "trace"
+        self._flush()
+        begins, ends, limit = starts + odd, ends_of(starts, len(rows)) + odd, float(bound.norm_bound)
+        product = np.empty(1, np.int32)
+
+        def measure(chosen: Flags, norms: Block) -> None:
+            unit_kernel.packed_norms(self._panels, begins, ends, chosen, norms, limit, trace, self._unpacked, product)
+
+        settle(
+            starts, len(rows), bound,
+            lambda units: packing.pack(rows, dithers, self._panels, 0, join=False, units=units), measure,
+        )  # fmt: skip
+        self._fill(odd + len(rows))
+
+    def _packing_for(self, bound: RowBound) -> Packing:
         if self._packing is None or (self._packed_by is not bound and self._packed_by != bound):
             from dpdist.core.rows.dither_kernel import Packing  # noqa: PLC0415 - slow to import
 
             rule = Dithering(bound.columns, bound.grid_bits)
             self._packing, self._packed_by = Packing(rule, bound.affine, self._band.start, bound.constant), bound
+        return self._packing
+
+    def add_dithered(self, rows: npt.NDArray[np.generic], bound: RowBound, dithers: Dithers) -> None:
+        packing = self._packing_for(bound)
         if self._free() < rows.shape[0] <= self.at_once:  # in one call instead of two
             self._flush()
         start = 0
@@ -205,7 +253,7 @@ class _Integers(GramSum):
             if self._halves % 2 != odd:  # the other half stays empty
                 self._fill(1)
             batch = rows[start : start + self._free()]
-            self._packing.pack(batch, dithers.behind(start), self._panels, self._halves // 2, join=join)
+            packing.pack(batch, dithers.behind(start), self._panels, self._halves // 2, join=join)
             start += batch.shape[0]
             self._fill(batch.shape[0])
 

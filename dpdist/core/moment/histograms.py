@@ -39,12 +39,16 @@ import numpy.typing as npt
 
 from dpdist.core.errors import UsageError
 from dpdist.core.mechanisms.columns import Grid, require_bins
+from dpdist.core.mechanisms.sensitivity import UnitNorm
 from dpdist.core.moment.layout import BOUND_SECONDS
 from dpdist.core.moment.total import Partial, hash_of, piece_rows
 from dpdist.core.naming import parameter
 from dpdist.core.rows.bounding import RowBound
 from dpdist.core.rows.chunks import ChunkReader
+from dpdist.core.rows.dataset import RowsTable
 from dpdist.core.rows.table import Table
+from dpdist.core.rows.unit_moment import moment_norms
+from dpdist.core.rows.unit_rows import Starts, unit_batches
 
 Counts = npt.NDArray[np.int64]
 
@@ -74,6 +78,10 @@ class Counting(Protocol):
         """Add rows, (r, columns) of any real dtype, to the counts of the bins, (bins,)."""
         ...
 
+    def count_units(self, rows: npt.NDArray[np.generic], starts: Starts, counts: Counts) -> None:
+        """Add whole privacy units, whose rows begin at ``starts``, to the counts of the bins: each as one row."""
+        ...
+
 
 @dataclass(frozen=True)
 class HistogramTask:
@@ -90,9 +98,16 @@ class HistogramTask:
 
 def partition_histogram(task: HistogramTask) -> Partial[np.int64]:
     """Count the rows of one partition; the values of the sum are (bins,) int64."""
-    reader = ChunkReader(task.table, piece_rows(task.counting.columns), task.counting.centre)
-    values = np.zeros(task.counting.bins, dtype=np.int64)
+    values, limit = np.zeros(task.counting.bins, dtype=np.int64), piece_rows(task.counting.columns)
     rows = fingerprint = 0
+    if isinstance(task.table, RowsTable) and task.table.together:
+        batches = unit_batches(task.table, task.chunks, limit, task.counting.centre)
+        for _, batch, starts in batches:
+            task.counting.count_units(batch, starts, values)
+            rows += batch.shape[0]
+        fingerprint = sum(hash_of(index, checksum) for index, checksum in batches.checksums)
+        return Partial(values, rows, ((task.chunks.start, task.chunks.stop),), fingerprint=fingerprint)
+    reader = ChunkReader(task.table, limit, task.counting.centre)
     for index in task.chunks:
         for batch in reader.read(index):
             task.counting.count(batch, values)
@@ -164,6 +179,10 @@ class ColumnCounting:
             bins = np.searchsorted(edges, values, side="right") + starts
             np.add.at(counts, bins[np.isfinite(values)], 1)  # its time does not depend on the number of bins
 
+    def count_units(self, rows: npt.NDArray[np.generic], starts: Starts, counts: Counts) -> None:
+        """Add one row of each unit to the counts: its first, which the key of the ingest chose."""
+        self.count(rows[starts], counts)
+
     def of_columns(self, counts: Counts) -> list[Counts]:
         """Return the counts of each column."""
         return np.split(counts, self.starts[1:-1])
@@ -176,6 +195,8 @@ class NormCounting:
     bound: RowBound
     edges: tuple[float, ...]
     whole: tuple[int, ...] = ()  # columns that are never shortened, and not counted
+    unit_norm: UnitNorm = ""  # of the moments of privacy units, with this constant in each row
+    constant: float = 0.0
     value_seconds: ClassVar[float] = BOUND_SECONDS
 
     @property
@@ -196,6 +217,15 @@ class NormCounting:
     def count(self, rows: npt.NDArray[np.generic], counts: Counts) -> None:
         """Add rows to the counts, (bins,)."""
         counts += counted(norms_of(rows, self.bound, self.whole), self.edges)
+
+    def count_units(self, rows: npt.NDArray[np.generic], starts: Starts, counts: Counts) -> None:
+        """Add the root of the norm of the moment of each unit to the counts: as long as one row of this moment."""
+        values = np.full((rows.shape[0], rows.shape[1] + (self.constant > 0)), self.constant)
+        self.bound.affine.shifted(rows, values[:, : rows.shape[1]])
+        values[~np.isfinite(values).all(axis=1), : rows.shape[1]] = 0
+        norms = np.empty(starts.size)
+        moment_norms(values, starts, np.ones(starts.size, np.bool_), norms, trace=self.unit_norm == "trace")
+        counts += counted(np.sqrt(norms), self.edges)
 
 
 @dataclass(frozen=True)

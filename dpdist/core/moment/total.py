@@ -32,8 +32,10 @@ from dpdist.core.moment.gram import Instructions, gram_sum
 from dpdist.core.noise.entropy import SYSTEM
 from dpdist.core.rows.bounding import COMPILED_VALUES, RowBound
 from dpdist.core.rows.chunks import ChunkReader, Rows
+from dpdist.core.rows.dataset import RowsTable
 from dpdist.core.rows.dither import BUNCH, DitherKey, Dithers
 from dpdist.core.rows.table import Sizes, Table
+from dpdist.core.rows.unit_rows import Starts, unit_batches
 from dpdist.core.runtime.local import Secret
 from dpdist.core.triangle import Band
 
@@ -137,6 +139,8 @@ def partition_moment(task: MomentTask) -> Partial[np.int64]:
 
 def _summed(task: MomentTask) -> Partial[np.int64]:
     """Sum one band of one partition without weights."""
+    if task.bound.unit_norm:
+        return _summed_units(task)
     instructions = None if worth_compiling(task.table) else Instructions.FLOAT64
     sums = gram_sum(task.band, task.bound.norm_bound, instructions, task.bound.largest)
     integers = sums.instructions is not Instructions.FLOAT64
@@ -150,6 +154,17 @@ def _summed(task: MomentTask) -> Partial[np.int64]:
     else:
         for block in blocks:
             sums.add(block)
+    return blocks.partial(sums.total(), task.band)
+
+
+def _summed_units(task: MomentTask) -> Partial[np.int64]:
+    """Sum one band of the privacy units that begin in one partition."""
+    instructions = None if worth_compiling(task.table) else Instructions.FLOAT64
+    sums = gram_sum(task.band, task.bound.norm_bound, instructions, task.bound.largest)
+    blocks = BoundedBlocks(task, 0)
+    # a batch is longer by a part of a unit, and shall still fit the panels
+    for rows, starts, dithers in blocks.units(max(1, stored_rows(task.table, sums.at_once) * 7 // 8)):
+        sums.add_units(rows, starts, task.bound, dithers)
     return blocks.partial(sums.total(), task.band)
 
 
@@ -203,6 +218,18 @@ class BoundedBlocks:
                 dithers = dithers.behind(batch.shape[0])
                 self._rows += batch.shape[0]
             self._fingerprint += hash_of(index, reader.checksum)
+
+    def units(self, limit: int) -> Iterator[tuple[Rows, Starts, Dithers]]:
+        """Yield the units that begin in the chunks, in batches of about ``limit`` stored rows, and their dithers."""
+        table = self._task.table
+        if not isinstance(table, RowsTable) or self._task.key is None:
+            raise AssertionError("periods have no units whose rows are all kept")
+        batches = unit_batches(table, self._task.chunks, limit, self._task.bound.centre)
+        for first, rows, starts in batches:
+            yield rows, starts, Dithers(self._task.key, first)
+            self._rows += rows.shape[0]
+        for index, checksum in batches.checksums:
+            self._fingerprint += hash_of(index, checksum)
 
     def __iter__(self) -> Iterator[npt.NDArray[np.float64]]:
         bound = self._task.bound

@@ -179,7 +179,8 @@ def ingest_rows(
         Identifier of the privacy unit of a row, which is not stored: a column of whole numbers, ``obs/NAME`` of
         AnnData, or an array along the rows of .nc or .zarr. None: every row is a privacy unit.
     max_rows : int, default None
-        Largest number of rows of a privacy unit; further rows are dropped. Required with `privacy_unit`, and only then.
+        With `privacy_unit`: the largest number of rows of a unit; further rows are dropped. None: all are kept, stored
+        together, and bounded together in a release.
     keep : {"first", "random"}, default None
         Which rows of a privacy unit are kept: the first ones, or a random sample. None: the first ones.
     variable : str, default None
@@ -401,7 +402,7 @@ def register_rows(
 
 def _copied(name: str) -> str:
     """Return how to declare the privacy unit of a source that is registered."""
-    return f"copy the rows: {step('ingest', 'SOURCE', 'ROWS', privacy_unit=name, max_rows='M')}"
+    return f"copy the rows: {step('ingest', 'SOURCE', 'ROWS', privacy_unit=name)}"
 
 
 def _register(

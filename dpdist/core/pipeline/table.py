@@ -143,8 +143,8 @@ def _meaning(
         return decided, unit_from(owner.column, owner.max_rows, None) if decided is None else None, head
     if owner.column is not None:
         raise UsageError(
-            f'With a schema, {owner.column} is declared in it: kind = "privacy unit" for its column, and max_rows = M '
-            f"above the columns. Leave {parameter('person')} and {parameter('max_rows')} out."
+            f'With a schema, {owner.column} is declared in it: kind = "privacy unit" for its column. Leave '
+            f"{parameter('privacy_unit')} and {parameter('max_rows')} out."
         )
     schema = schema if isinstance(schema, Schema) else read_for(schema, file, header)
     if schema.unit is not None:
@@ -223,7 +223,8 @@ def _decisions(
         f"{file}: {size}{counted(table.columns, 'column')}"
         + (f", without {listed(left_out)}" if left_out else ""),
         rows_are(owner) if unit is None else
-        f"All rows of one {unit.column} are protected together, and at most {unit.max_rows} of them are kept",
+        f"All rows of one {unit.column} are protected together"
+        + ("" if unit.max_rows is None else f", and at most {unit.max_rows} of them are kept"),
         f"The budget of the table is {Ledger(ledger).budget}, in {ledger}",
     ]  # fmt: skip
     if schema is not None and len(schema.centring) > len(schema.pairwise):

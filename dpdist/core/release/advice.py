@@ -136,7 +136,7 @@ class QuantileAccuracy:
 
 def forecast_accuracy(request: NormsRequest, table: Table, quantile: Fraction) -> QuantileAccuracy:
     """Forecast the accuracy of a quantile from public numbers: n is used under replace-one only."""
-    public = request.neighbours is Neighbours.REPLACE_ONE
+    public = request.neighbours is Neighbours.REPLACE_ONE and not table.together  # else counts are of units
     noise = request.calibrated(table).noise
     error = rank_error(noise, len(request.grid.edges), quantile, rows_known=public)
     return QuantileAccuracy(quantile, error, table.rows if public else None)
@@ -194,7 +194,7 @@ def choice_refused(request: ReleaseRequest, columns: int, rows: int, max_rows: i
 
 def useful_epsilon(request: NormsRequest, table: Table, quantile: Fraction) -> int | None:
     """Return an epsilon, in millionths, for a useful answer; None if 10 is too small or n is private."""
-    if request.neighbours is not Neighbours.REPLACE_ONE:
+    if request.neighbours is not Neighbours.REPLACE_ONE or table.together:
         return None
     goal = max(float(min(quantile, 1 - quantile) * table.rows / 2), 1e-9)
     return enough_epsilon(request, lambda trial: forecast_accuracy(trial, table, quantile).error / goal)
@@ -203,11 +203,11 @@ def useful_epsilon(request: NormsRequest, table: Table, quantile: Fraction) -> i
 def forecast(request: NormsRequest, table: Table, requested: Fraction | None, left_micro: int | None = None) -> str:
     """Describe the accuracy of the answer before anything is spent; refuse a useless one."""
     quantile = Fraction(1, 2) if requested is None else requested
-    accuracy = forecast_accuracy(request, table, quantile)
+    accuracy, counted = forecast_accuracy(request, table, quantile), "privacy units" if table.together else "rows"
     if accuracy.rows is None:
         return (
-            f"Forecast: the noise {accuracy.moved}. The number of rows is private; the answer is useful for "
-            f"{math.ceil(2 * accuracy.error / min(quantile, 1 - quantile))} rows or more."
+            f"Forecast: the noise {accuracy.moved}. The number of {counted} is private; the answer is useful for "
+            f"{math.ceil(2 * accuracy.error / min(quantile, 1 - quantile))} or more."
             f"{free_norm(table, request)}"
         )
     if accuracy.error > (1 - quantile) * accuracy.rows:  # the clip norm would not be bounded from above
@@ -283,10 +283,12 @@ def stage_words(release: Release) -> str:
         part = f"epsilon {stage_guarantee.loss.epsilon:g} of it"
     text = f" Chosen first, privately, by {release.stage.mechanism} ({part}): "
     share = release.stage.chosen.get("quantile")
+    of = "all rows of each privacy unit" if release.bound.unit_norm else "scaled rows"
     if "scale" in release.stage.chosen:
         chosen = "centre and scale" if "centre" in release.stage.chosen else "the scale"
         clip = f", clip norm {exactly(release.bound.clip_norm)}" if "clip_norm" in release.stage.chosen else ""
-        clip += "" if share is None else f", about the {share:g}-quantile of the norms of scaled rows"
+        clip += "" if share is None else f", about the {share:g}-quantile of the norms of {of}"
         return f"{text}{chosen} of each column{clip}. {blindly_scaled_message(release)}".rstrip()
     position = "which by the schema no row exceeds" if share is None else f"about the {share:g}-quantile of the norms"
+    position += f" of {of}" if release.bound.unit_norm else ""
     return f"{text}clip norm {exactly(release.bound.clip_norm)}, {position}."

@@ -110,8 +110,13 @@ class Heading:
     @property
     def corner(self) -> int | None:
         """The exact last entry of an augmented matrix, ``n constant²``; None if it is noisy."""
-        is_public = self.bound.constant and self.rows is not None and not self.weights
-        return (self.rows or 0) * self.bound.constant**2 if is_public else None
+        is_public = self.bound.constant and self.exact_count is not None and not self.weights
+        return (self.exact_count or 0) * self.bound.constant**2 if is_public else None
+
+    @property
+    def exact_count(self) -> int | None:
+        """The sum of the weights of all rows, if it is public: n, unless busy privacy units weigh less."""
+        return None if self.bound.unit_norm else self.rows
 
     @property
     def row_sum_step(self) -> float:
@@ -296,9 +301,8 @@ class Release(Heading):
     @property
     def rounding_diagonal(self) -> float:
         """Contribution of rounding to diagonal entries, ``n/4`` steps², in squared units of the rows; 0 if unknown."""
-        if self.row_count is None:
-            return 0.0
-        return self.row_count / 4 * self.bound.unit**2
+        rows = self.row_count if self.rows is None else self.rows  # that were rounded, whatever their weight
+        return 0.0 if rows is None else rows / 4 * self.bound.unit**2
 
     @property
     def second_moment(self) -> Matrix:
@@ -335,9 +339,13 @@ class Release(Heading):
 
     @property
     def row_count(self) -> float | None:
-        """Number of rows if n is public, its private estimate if the mean was released, else None."""
-        if self.rows is not None:
-            return float(self.rows)
+        """Sum of the weights of the rows: n if it is public, its private estimate if the mean was released, else None.
+
+        Rows weigh 1, and those of busy privacy units less if all rows of a unit are kept: see
+        :mod:`dpdist.core.rows.unit_moment`.
+        """
+        if self.exact_count is not None:
+            return float(self.exact_count)
         if not self.bound.constant:
             return None
         d = self.bound.columns

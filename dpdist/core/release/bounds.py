@@ -17,7 +17,7 @@ from dpdist.core.naming import parameter
 from dpdist.core.privacy.guarantee import Neighbours
 from dpdist.core.release.request import Centring, ReleaseRequest
 from dpdist.core.rows.bounding import RowBound, unclipped_norm
-from dpdist.core.rows.rounding import LEAST_BITS, SIMPLE_BITS, is_little
+from dpdist.core.rows.rounding import LARGEST_SHARE, LEAST_BITS, SIMPLE_BITS, is_little
 from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.table import Table
 from dpdist.core.text import listed
@@ -36,6 +36,7 @@ class Dimensions:
     changed_rows: int = 1  # most rows in which the sums of neighbours differ, counted by their weights
     schema: Schema | None = None
     counted: bool = True  # whether clipped rows may be counted: not in a series of periods
+    together: bool = False  # whether all rows of a privacy unit are kept, and bounded together
 
     @classmethod
     def of(cls, table: Table, neighbours: Neighbours) -> Dimensions:
@@ -44,7 +45,7 @@ class Dimensions:
         public = neighbours is Neighbours.REPLACE_ONE and not table.periodic
         return cls(
             table.columns, table.rows if public else None, table.max_rows, table.changed_rows, table.schema,
-            not table.periodic,
+            not table.periodic, table.together,
         )  # fmt: skip
 
     @property
@@ -66,15 +67,19 @@ class Dimensions:
 def by_schema(request: ReleaseRequest, size: Dimensions) -> ReleaseRequest:
     """Return a request with what follows from the schema of the rows, or from there being none; idempotent."""
     schema = size.schema
+    if size.together and request.clip_norm == "auto":  # how many rows a unit has is private
+        request = replace(request, clip_norm="private")
     if schema is not None and request.chooses and not size.numbers:
         if request.targets:
             raise UsageError("These rows have no numbers to scale, only categories and booleans.", parameter="targets")
         scale = None if request.scale == "private" else request.scale
+        if size.together:
+            return _centred_by_schema(replace(request, scale=scale, scale_share=None), size)
         request = replace(  # nothing to choose: the norms of such rows are public
             request, clip_norm=float(schema.clip_norm or 1), scale=scale, scale_share=None, clip_share=None,
             components=None,
         )  # fmt: skip
-    if request.clip_norm == "schema" and schema is not None and schema.clip_norm is not None:
+    if request.clip_norm == "schema" and schema is not None and schema.clip_norm is not None and not size.together:
         bits = request.grid_bits if size.whole else grid_bits_of(request, size)
         norm = schema.clip_norm if size.whole else unclipped_norm(schema.clip_norm, size.columns, bits or 0)
         request = replace(request, clip_norm=norm, grid_bits=bits)
@@ -135,16 +140,61 @@ def bound_of(request: ReleaseRequest, size: Dimensions, grid_bits: int) -> RowBo
         centre=centre,
         scale=scale,
         constant=2 ** (grid_bits - size.constant_bits) if private else 0,
+        unit_norm=request.mechanism_info.unit_norm if size.together else "",
     )
     clip = auto_clip(size.numbers) if request.clip_norm == "auto" else request.clip_norm
+    if clip == "schema" and size.together and size.schema is not None:
+        rows = size.schema.clipped(bound, size.schema.clip_norm or 1.0)
+        longest = math.hypot(size.schema.numbers_norm or 0.0, rows.whole_norm, constant_of(rows, size.schema))
+        clip = unclipped_norm(longest, size.columns, grid_bits)
     if isinstance(clip, str):
+        if bound.unit_norm and bound.constant and request.scale != "private":
+            constant_of(bound, size.schema)  # refuses rows of unknown size
         return bound
     return with_clip_norm(bound, clip, size.schema)
 
 
 def with_clip_norm(bound: RowBound, clip_norm: float, schema: Schema | None) -> RowBound:
     """Return a bound whose numbers are clipped to a norm, and whose categories never are."""
+    if bound.unit_norm and bound.constant:
+        steps = round(constant_of(bound, schema) * 2**bound.grid_bits / clip_norm)
+        bound = replace(bound, constant=max(1, min(steps, 2 ** (bound.grid_bits - 1))))
     return replace(bound, clip_norm=clip_norm) if schema is None else schema.clipped(bound, clip_norm)
+
+
+def constant_of(bound: RowBound, schema: Schema | None) -> float:
+    """Return the constant of private centring beside rows of whole units, in the units of bounded rows.
+
+    It is a quarter of the norm of a usual row: where the clip norm is that of a unit, this says nothing of a row.
+    Columns that were divided by a scale have the deviation 1, and ranges half of their largest norm.
+    """
+    whole = 0.0 if schema is None else schema.whole(bound.centre, bound.scale).norm
+    numbers = bound.columns if schema is None else len(schema.numbers)
+    if not numbers or _scaled(bound, schema):
+        return math.hypot(math.sqrt(numbers), whole) / 4
+    if schema is None or schema.numbers_norm is None:
+        raise UsageError(
+            "The mean of rows that are all kept needs columns of a known size beside the constant. Add "
+            f"{parameter('scale', 'private')}, a public scale, or a schema with ranges."
+        )
+    return math.hypot(schema.numbers_norm / 2, whole) / 4
+
+
+def _scaled(bound: RowBound, schema: Schema | None) -> bool:
+    """Whether numbers are divided by a scale."""
+    places = range(bound.columns) if schema is None else schema.numbers
+    return bound.scale is not None and any(bound.scale[place] != 1 for place in places)
+
+
+def least_clip_norm(bound: RowBound, schema: Schema | None) -> float:
+    """Return the least clip norm to choose for whole units: that of rows alone, where it is known without a choice."""
+    numbers = bound.columns if schema is None else len(schema.numbers)
+    longest = auto_clip(numbers) if numbers and _scaled(bound, schema) else 0.0
+    if schema is not None:
+        longest = math.hypot(longest, 1.01 * schema.whole(bound.centre, bound.scale).norm)
+    if bound.constant:
+        longest = math.hypot(longest, constant_of(bound, schema))
+    return unclipped_norm(longest, bound.columns, bound.grid_bits) if longest else 0.0
 
 
 def without_choices(request: ReleaseRequest) -> ReleaseRequest:
@@ -163,7 +213,7 @@ def calibrated(request: ReleaseRequest, bound: RowBound, changed_rows: int = 1) 
 
     UsageError for unsuitable options; RefusedError if the guarantee is weaker than the claim and not for reproduction.
     """
-    query = LatticeQuery(bound.width, bound.norm_bound, request.neighbours, changed_rows)
+    query = LatticeQuery(bound.width, bound.norm_bound, request.neighbours, changed_rows, bool(bound.unit_norm))
     result = registry.calibrated(request.mechanism, query, request.loss, request.options)
     private = is_private_as_claimed(result)
     if private and request.for_reproduction:
@@ -207,7 +257,10 @@ def grid_bits_of(request: ReleaseRequest, size: Dimensions) -> int:
             break
         grid_bits = bits
         if is_little(row_limit, size.columns, bits, deviation) if deviation else bits == SIMPLE_BITS:
-            break
+            # of whole units with a private n, no released number is that of the rows that were rounded
+            exact = not (size.together and size.rows is None and deviation)
+            if exact or row_limit / 4 <= LARGEST_SHARE * (deviation or 0) * 4**bits:
+                break
     return grid_bits
 
 

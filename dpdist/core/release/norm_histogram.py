@@ -18,6 +18,7 @@ from dpdist.core.ledger.ledger import Account
 from dpdist.core.ledger.state import Part, State
 from dpdist.core.mechanisms.counts import CalibratedHistogram, CountNoise, Counts, noise_from_json
 from dpdist.core.mechanisms.quantile import NAME, QuantileEstimate, calibrated, quantile_of
+from dpdist.core.mechanisms.sensitivity import UnitNorm
 from dpdist.core.moment.histograms import NormCounting, NormGrid, OneNorm
 from dpdist.core.privacy.checks import cautions
 from dpdist.core.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, neighbours_of
@@ -48,6 +49,12 @@ class NormsRequest:
         Public divisor, one positive number for each of the d columns. None: no divisor.
     accept_large_delta : bool, default False
         Whether a delta of 1/n or more is intended, if n is public.
+    unit_norm : {"", "frobenius", "trace"}, default ""
+        Counts privacy units of which all rows are kept, by the root of this norm of their second moment: as the
+        mechanism of the release bounds it. "": counts rows; units, if all their rows are kept, as for ``gaussian``, or
+        without a delta as for ``two-sided-wishart``.
+    constant : float, default 0.0
+        Constant of each row of a unit, in units of the shifted and scaled rows, if its mean is released too.
 
     Raises
     ------
@@ -73,6 +80,8 @@ class NormsRequest:
     centre: tuple[float, ...] | None = None
     scale: tuple[float, ...] | None = None
     accept_large_delta: bool = False
+    unit_norm: UnitNorm = ""
+    constant: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "neighbours", neighbours_of(self.neighbours))
@@ -96,6 +105,9 @@ class NormsDraw(HistogramDraw):
         """Return the definition of the counts."""
         whole = () if self.table.schema is None else self.table.schema.whole().columns
         bound = self.request.bound(self.table.columns, centred=self.table.centring)
+        if self.table.together:
+            kind = self.request.unit_norm or ("frobenius" if self.request.loss.delta_atto else "trace")
+            return NormCounting(bound, self.request.grid.edges, unit_norm=kind, constant=self.request.constant)
         return NormCounting(bound, self.request.grid.edges, whole)
 
     def calibrated(self) -> CalibratedHistogram:
@@ -104,7 +116,8 @@ class NormsDraw(HistogramDraw):
 
     def content(self, noisy: Counts, ledger_head: str) -> dict[str, object]:
         """Return the committed document, with all noisy counts."""
-        rows = self.table.rows if self.request.neighbours is Neighbours.REPLACE_ONE else None
+        public = self.request.neighbours is Neighbours.REPLACE_ONE and not self.table.together
+        rows = self.table.rows if public else None
         edges, calibrated = self.request.grid.edges, self.calibrated()
         condition = self.account().condition
         return NormHistogram.of_noisy(noisy, calibrated, edges, rows, self.release_id, ledger_head, condition).to_json()
@@ -156,6 +169,7 @@ class NormsTransaction(NormsDraw, ReleaseTransaction):
         return {
             **common_parameters(self.table, NAME, request.loss, request.neighbours),
             "grid": request.grid.to_json(),
+            **({"unit_norm": request.unit_norm, "constant": request.constant} if request.unit_norm else {}),
             **{name: None if vector is None else list(vector) for name, vector in vectors.items()},
         }
 

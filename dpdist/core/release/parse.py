@@ -124,8 +124,9 @@ def norms_request_from(options: ReleaseOptions, grid: str) -> NormsRequest:
         PrivacyLoss.parse(options.epsilon, options.delta or "0"),
         NormGrid.parse(grid),
         neighbours_of(options.neighbours),
-        accept_large_delta=options.accept_large_delta,
-        **shift,
+        shift.get("centre"),
+        shift.get("scale"),
+        options.accept_large_delta,
     )
 
 

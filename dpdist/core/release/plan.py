@@ -6,7 +6,8 @@
 of the columns, whose sums then give a scale within some 20 %, and .004 n for that of the norms. It is at least .01 and
 at most .25: the release has ``1 / (1 - share)`` times the variance. More does not pay: at epsilon .1 and K = 10, a
 tenth of mu² for the norms of 48,842 x 123 numbers captured .958, and .02 captured .963. n is public, or given as
-``rows_at_most``; if it is unknown, the share is a tenth. All of this is public and fixed before the first draw, so the
+``rows_at_most``; if it is unknown, the share is a tenth. So it is where all rows of a privacy unit are kept, as counts
+are then of units, and their number is private. All of this is public and fixed before the first draw, so the
 theorem of :mod:`dpdist.core.privacy.staged` holds for any share.
 
 **The count of clipped rows.** A release that chooses a scale, and no clip norm, counts the rows whose numbers it clips
@@ -182,8 +183,8 @@ def planned(request: ReleaseRequest, size: Dimensions) -> Plan:
 
 def _shares(request: ReleaseRequest, size: Dimensions, *, gaussian: bool) -> dict[Choice, Fraction]:
     """Return the share of the loss for each choice: as given, or by the rule of the module."""
-    rows = size.rows
-    if rows is None and request.rows_at_most != ROWS_AT_MOST:
+    rows = None if size.together else size.rows  # the number of units is private
+    if rows is None and not size.together and request.rows_at_most != ROWS_AT_MOST:
         rows = request.rows_at_most
     named: dict[Choice, Fraction | None] = {"scale": request.scale_share, "clip norm": request.clip_share}
     shares = {choice: named[choice] or UNKNOWN for choice in request.chooses}

@@ -27,7 +27,7 @@ from dpdist.core.privacy.checks import LARGEST_EPSILON
 from dpdist.core.privacy.guarantee import MICRO, Neighbours, PrivacyLoss
 from dpdist.core.release.advice import enough_epsilon, norm_by_schema
 from dpdist.core.release.attributes import Stage
-from dpdist.core.release.bounds import Dimensions, auto_clip, with_clip_norm
+from dpdist.core.release.bounds import Dimensions, auto_clip, constant_of, least_clip_norm, with_clip_norm
 from dpdist.core.release.clip_trade import ForComponents, clip_for
 from dpdist.core.release.histograms import ColumnHistograms, ColumnsStage
 from dpdist.core.release.norm_histogram import NormHistogram, NormsRequest, NormsStage
@@ -40,6 +40,8 @@ _OF_CLIP_NORM = 0.25
 """Standard deviation of a scaled target over the clip norm."""
 _MOST_NOISE = 0.02
 """Largest standard deviation of a noisy count, over n, with which a scale is chosen."""
+_USUAL = 5
+"""Components for which the clip norm of whole privacy units is chosen, unless a number is given."""
 _PUBLIC = 2
 """Bins of a column whose scale is public."""
 Chosen = dict[str, float | tuple[float, ...]]
@@ -68,10 +70,12 @@ def _norms(transaction: MomentTransaction) -> NormsStage:
 def _norms_request(plan: Plan, bound: RowBound) -> NormsRequest:
     """Return the request of the stage of the norms, for rows shifted and scaled as in the release."""
     request, chosen = plan.request, plan.stages.get("clip norm")
-    stage, grid = (plan.stages["clipped rows"], OneNorm(bound.numbers_norm)) if chosen is None else (chosen, CLIP_GRID)
+    stage, grid = (plan.stages["clipped rows"], OneNorm(bound.clip_edge)) if chosen is None else (chosen, CLIP_GRID)
+    constant = constant_of(bound, plan.dimensions.schema) if bound.unit_norm and bound.constant else 0.0
     return NormsRequest(
-        stage.guarantee.loss, grid, request.neighbours, bound.centre, bound.scale, request.accept_large_delta
-    )
+        stage.guarantee.loss, grid, request.neighbours, bound.centre, bound.scale, request.accept_large_delta,
+        bound.unit_norm, constant,
+    )  # fmt: skip
 
 
 def resolved(transaction: MomentTransaction) -> MomentTransaction:
@@ -103,17 +107,22 @@ def _realised(
         by, answer = [columns.NAME], histograms.to_json()
     if "clip norm" in plan.stages:
         norms = read_norms(bound)
-        if request.components is None or request.components >= width:
+        number = request.components
+        if bound.unit_norm and number is None:
+            number = min(_USUAL, width - 1)
+        if not number or number >= width:
             clip_norm, share = norms.clip_norm()
         else:
-            purpose = ForComponents(request.components, plan.loss)
+            purpose = ForComponents(number, plan.loss)
             clip_norm, share = clip_for(purpose, norms, width, plan.dimensions.changed_rows)
         chosen |= {"clip_norm": clip_norm, "quantile": float(share)}
         if norm_limit is not None:
             unclipped = norm_limit if plan.dimensions.whole else unclipped_norm(norm_limit, width, bound.grid_bits)
-            if unclipped <= clip_norm:  # public, and a larger norm would only add noise
+            if unclipped <= clip_norm and not bound.unit_norm:  # public, and a larger norm would only add noise
                 del chosen["quantile"]
                 chosen["clip_norm"] = clip_norm = unclipped
+        if bound.unit_norm:
+            chosen["clip_norm"] = clip_norm = max(clip_norm, least_clip_norm(bound, plan.dimensions.schema))
         bound = with_clip_norm(bound, clip_norm, plan.dimensions.schema)
         answer = {**answer, "norms": norms.counting_json()} if by else norms.counting_json()
         by.append(quantile.NAME)

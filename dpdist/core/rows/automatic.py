@@ -65,14 +65,12 @@ def require_owner(source: object, names: Sequence[str], owner: Owner, schema: Sc
     """Return the columns named like identifiers; refuse a table with one if the owner of a row is not given."""
     owners = person_columns(names)
     if owner.column is not None and owner.column not in names:
-        raise UsageError(f"{source} has no column {owner.column!r}. It has: {listed(names)}.", parameter="person")
+        raise UsageError(f"{source} has no column {owner.column!r}. It has: {listed(names)}.", parameter="privacy_unit")
     if owners and owner.column is None and not owner.each_row:
-        declared = f"give {parameter('person', owners[0])} {parameter('max_rows', 'M')}"
-        if schema is not None:
-            declared = in_schema(owners[0])
+        declared = f"give {parameter('privacy_unit', owners[0])}" if schema is None else in_schema(owners[0])
         raise UsageError(
-            f"{source}: {named_like_persons(owners)}. If a person may have several rows, {declared}, where M is how "
-            f"many of them to keep: all are protected together. If no person has two, give "
+            f"{source}: {named_like_persons(owners)}. If a person may have several rows, {declared}: all rows of a "
+            "person are kept, and protected together. If no person has two, give "
             f"{parameter('each_row_is_a_person')}"
             + (
                 ": such columns are then left out, and a schema keeps one that names no persons."
@@ -97,13 +95,12 @@ def rows_are(owner: Owner) -> str:
 
 def in_schema(name: str) -> str:
     """Return how to declare the privacy unit in a schema."""
-    return f'declare {name} in the schema: kind = "privacy unit", and max_rows = M above the columns'
+    return f'declare {name} in the schema (kind = "privacy unit")'
 
 
 def by_option(name: str) -> str:
     """Return how to declare the privacy unit of a file without a schema."""
-    option = f"{parameter('privacy_unit', name)} {parameter('max_rows', 'M')}"
-    return f"declare {name} with {option}, or in a schema if it is text"
+    return f"declare {name} with {parameter('privacy_unit', name)}, or in a schema if it is text"
 
 
 def row_is_unit(source: object, names: Sequence[str], declared: Callable[[str], str] = by_option) -> str | None:

@@ -17,6 +17,9 @@ So neighbouring tables are mapped to neighbouring tables under either relation, 
 many rows; a weight multiplies the sum of a period afterwards. The result is clipped to C' and rounded as any other row,
 and its integers are verified. So the guarantee depends neither on the schema nor on its norms. ∎
 
+**Privacy units.** Where all rows of a unit are kept, they are clipped like others, and then shortened together
+(:mod:`dpdist.core.rows.unit_moment`): that module has the argument for such rows.
+
 **No caps.** Limiting each scaled number first, so that a heavy column would shorten the others less, made slopes worse
 on nearly all of nine skewed tables (``benchmarks/results/caps.md``): clipping all numbers of a row keeps slopes,
 because it shortens both sides.
@@ -30,21 +33,26 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import NotRequired, TypedDict
+from typing import NotRequired, TypedDict, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from dpdist.core.errors import DataError, UsageError
-from dpdist.core.rows.dither import Affine, Dithering, Dithers
+from dpdist.core.mechanisms.sensitivity import UnitNorm
+from dpdist.core.rows.dither import ALONE, Affine, Dithering, Dithers, Units
 from dpdist.core.text import rounded_up
 
 Block = npt.NDArray[np.float64]
+EXACT = 2.0**53
+"""Sums of integers below it are exact in float64, in any order."""
+MARGIN = 1 + 2.0**-20
+"""Exceeds the relative error of the norm of a moment (:mod:`dpdist.core.rows.unit_moment`)."""
 COMPILED_VALUES = 1 << 26
 """Table size from which numba saves more time than its import takes: NumPy needs half a second for so large a table."""
 
 
-Rounding = Callable[[Dithering, npt.NDArray[np.generic], Affine, Dithers, Block], None]
+Rounding = Callable[[Dithering, npt.NDArray[np.generic], Affine, Dithers, Block, Units], None]
 """Signature of :meth:`dpdist.core.rows.dither.Dithering.apply` in machine code."""
 
 
@@ -71,6 +79,14 @@ class BoundJson(TypedDict):
     whole: NotRequired[list[int]]  # all three where there are such columns; clip_norm is then C
     whole_norm: NotRequired[float]
     numbers_norm: NotRequired[float]
+    unit_norm: NotRequired[str]  # where all rows of a privacy unit are bounded together
+
+
+def unit_norm_of(value: object) -> UnitNorm:
+    """Return a stored norm of the moments of privacy units."""
+    if value not in get_args(UnitNorm):
+        raise DataError(f"The norm {value!r} of the moment of a privacy unit is unknown. Use a newer dpdist.")
+    return cast("UnitNorm", value)
 
 
 _UNBIASED = "unbiased"
@@ -121,6 +137,9 @@ class RowBound:
         Numbers of the columns of categories, booleans and indicators, which are never shortened, in ascending order.
     whole_norm : float, default 0.0
         Their norm, in the units of the shifted and scaled rows.
+    unit_norm : {"", "frobenius", "trace"}, default ""
+        Norm of the second moment of all rows of a privacy unit, with their constants, that is at most C². Rows are
+        clipped to C first. "": each row is bounded alone.
 
     Raises
     ------
@@ -150,6 +169,7 @@ class RowBound:
     constant: int = 0
     whole: tuple[int, ...] = ()
     whole_norm: float = 0.0
+    unit_norm: UnitNorm = ""
 
     def __post_init__(self) -> None:
         if self.columns < 1:
@@ -179,6 +199,12 @@ class RowBound:
             raise UsageError("The columns that are never shortened must be in ascending order.")
         if not 0 <= self.whole_norm < 2.0**500 or bool(self.whole_norm) > bool(self.whole):
             raise UsageError("The norm of the columns that are never shortened must be finite.")
+        if self.unit_norm and self.whole and self.whole_norm >= self.shortened_norm:
+            raise UsageError(
+                f"The clip norm of a privacy unit must exceed {self.whole_norm:.4g}, the norm of the categories and "
+                "booleans of one row.",
+                parameter="clip",
+            )
         if not (self.numbers or self.whole_norm):
             raise UsageError("By the schema no column varies: all have one value. Add others.")
 
@@ -197,8 +223,8 @@ class RowBound:
 
     @property
     def norm_bound(self) -> int:
-        """Largest squared norm S of an integer row: ``4**b + constant**2``."""
-        return int(4**self.grid_bits) + self.constant**2
+        """Largest squared norm S of an integer row: ``4**b + constant**2``; of a whole privacy unit, ``4**b``."""
+        return int(4**self.grid_bits) + (0 if self.unit_norm else self.constant**2)
 
     @property
     def largest(self) -> int:
@@ -208,7 +234,7 @@ class RowBound:
     @cached_property
     def row_norm(self) -> float:
         """The norm C of a row: the clip norm, enlarged by the columns that are never shortened."""
-        if not self.whole:
+        if not self.whole or self.unit_norm:
             return self.clip_norm
         norm = math.hypot(self.whole_norm, self.clip_norm) if self.numbers else self.whole_norm
         return unclipped_norm(norm, self.columns, self.grid_bits)
@@ -228,7 +254,14 @@ class RowBound:
         """Norm to which numbers are clipped, ``C_num``; C' if there are no other columns, and 0 if no numbers."""
         if not self.numbers:
             return 0.0
-        return math.sqrt(self.shortened_norm**2 - self.whole_norm**2) if self.whole else self.shortened_norm
+        beside = (self.constant * self.unit) ** 2 if self.unit_norm else 0.0  # so that few units are shortened
+        room = self.shortened_norm**2 - self.whole_norm**2 - beside
+        return math.sqrt(max(0.0, room)) if self.whole else self.shortened_norm
+
+    @property
+    def clip_edge(self) -> float:
+        """Norm beyond which rows, or whole privacy units, are shortened: of the numbers alone, if rows are."""
+        return self.clip_norm if self.unit_norm else self.numbers_norm
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -278,6 +311,8 @@ class RowBound:
                 "clip_norm": self.row_norm, "whole": list(self.whole), "whole_norm": self.whole_norm,
                 "numbers_norm": self.clip_norm,
             }  # fmt: skip
+        if self.unit_norm:
+            value["unit_norm"] = self.unit_norm
         return value
 
     @classmethod
@@ -293,6 +328,7 @@ class RowBound:
             constant=value["constant"],
             whole=tuple(value.get("whole", ())),
             whole_norm=value.get("whole_norm", 0.0),
+            unit_norm=unit_norm_of(value.get("unit_norm", "")),
         )
         if bound.row_norm != value["clip_norm"]:
             raise DataError("The clip norm of a bound is not that of its numbers and other columns.")
@@ -308,13 +344,21 @@ class RowBound:
         It holds integers; the squared norm of each row is at most :attr:`norm_bound`. A row with NaN or infinity counts
         as zero: failing would reveal it. `compiled` allows the kernel (:data:`COMPILED_VALUES`), which changes no bit.
         """
+        if self.unit_norm:
+            raise AssertionError("the rows of a privacy unit are bounded together")
         bounded = out[: rows.shape[0]]
-        kernel = compiled_kernel() if compiled else None
-        rule, z = Dithering(self.columns, self.grid_bits), bounded[:, : self.columns]
-        if kernel is None:
-            rule.apply(rows, self.affine, dithers, z)
-        else:
-            kernel(rule, rows, self.affine, dithers, z)
+        self.round(rows, bounded[:, : self.columns], dithers, ALONE, compiled=compiled)
         if self.constant:
             bounded[:, self.columns] = self.constant
         return bounded
+
+    def round(
+        self, rows: npt.NDArray[np.generic], out: Block, dithers: Dithers, units: Units, *, compiled: bool = True
+    ) -> None:
+        """Clip, shorten and round rows into out, (r, columns), with a column for the constant of units."""
+        kernel = compiled_kernel() if compiled else None
+        rule = Dithering(self.columns, self.grid_bits)
+        if kernel is None:
+            rule.apply(rows, self.affine, dithers, out, units)
+        else:
+            kernel(rule, rows, self.affine, dithers, out, units)

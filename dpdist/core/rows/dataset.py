@@ -80,8 +80,13 @@ class RowsTable(Shape):
 
     @property
     def max_rows(self) -> int:
-        """Largest number of rows of one privacy unit."""
-        return 1 if self.unit is None else self.unit.max_rows
+        """Rows of largest norm that those of one privacy unit count as."""
+        return 1 if self.unit is None else self.unit.counted_rows
+
+    @property
+    def together(self) -> bool:
+        """Whether all rows of a privacy unit are kept, and bounded together."""
+        return self.unit is not None and self.unit.max_rows is None
 
     @property
     def changed_rows(self) -> int:

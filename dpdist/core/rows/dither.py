@@ -64,6 +64,11 @@ each assignment of dithers is that of the release.
 * If one row is exchanged at its position, no other row moves. The bound then holds for each fixed key, without an
   assumption about the generator. A public key would rely on that alone. If the table was sorted, or rows were dropped,
   before rounding, an exchange moves other rows, which get other dithers.
+* Where all rows of privacy units are kept, they are sorted by a keyed digest of the unit. If the rows of a unit are
+  exchanged for as many others, no other row moves, and the previous point holds. If a unit is added or removed, rows
+  behind it move, and for them "for each fixed key" is lost: what remains is the coupling above, which assumes of the
+  generator that its words have the same distribution at every position. The key of the order is that of the ingest, and
+  keys of dithers are drawn afterwards, so no position is chosen with knowledge of its dithers.
 
 **The sphere.** Rounding makes a row longer: ``E |z|² = |x|² + d/4``, with a deviation of |x|. So rows are clipped to
 ``C' = 2^b - 2 - d / (8 2^b)`` steps, four deviations below the bound ``2^b`` for which noise is calibrated, and the few
@@ -213,6 +218,18 @@ class Affine(NamedTuple):
 
 
 _AS_THEY_ARE = Affine(None, None, 1.0)
+_NO_FACTORS: Block = np.empty(0)
+
+
+class Units(NamedTuple):
+    """Factors by which the rows of privacy units are shortened together (:mod:`dpdist.core.rows.unit_moment`)."""
+
+    factors: Block  # (r,), or (0,) for rows that are bounded alone
+    settled: npt.NDArray[np.bool_]  # (r,): rows of units whose integers are already written
+    constant: int = 0  # of private centring, which is multiplied by the factor and rounded with v3
+
+
+ALONE = Units(_NO_FACTORS, np.empty(0, np.bool_))
 
 
 @dataclass(frozen=True)
@@ -241,12 +258,18 @@ class Dithering:
         """C' / C."""
         return self.radius / 2.0**self.grid_bits
 
-    def apply(self, rows: npt.NDArray[np.generic], affine: Affine, dithers: Dithers, out: Block) -> None:
-        """Shift, scale, clip and round rows into out, both (r, columns)."""
-        out[:] = self.rounded(affine.shifted(rows), dithers.drawn(rows.shape[0], self.columns), affine)
+    def apply(
+        self, rows: npt.NDArray[np.generic], affine: Affine, dithers: Dithers, out: Block, units: Units = ALONE
+    ) -> None:
+        """Shift, scale, clip and round rows into out, (r, columns), with a column for the constant of units."""
+        drawn = dithers.drawn(rows.shape[0], self.columns)
+        z = self.rounded(affine.shifted(rows), drawn, affine, units.factors)
+        if units.factors.size and units.constant:
+            z = np.column_stack([z, np.floor(units.factors * units.constant + drawn.thirds)])
+        out[:] = np.where(units.settled[:, None], out, z) if units.settled.size else z
 
-    def rounded(self, t: Block, drawn: Drawn, affine: Affine = _AS_THEY_ARE) -> Block:
-        """Clip and round shifted and scaled rows."""
+    def rounded(self, t: Block, drawn: Drawn, affine: Affine = _AS_THEY_ARE, shrink: Block = _NO_FACTORS) -> Block:
+        """Clip and round shifted and scaled rows, each multiplied by its entry of ``shrink`` after it is clipped."""
         finite = np.asarray(np.isfinite(t).all(axis=1))
         t = np.where(finite[:, None], t, 0.0)
         inner, clip_norm, radius = self.inner, affine.clip_norm, self.inner * affine.clip_norm
@@ -260,6 +283,9 @@ class Dithering:
                 t = np.where(affine.numbers, numbers, t)
             squares, long = _measured(t, radius * radius)
             factors = np.where(long, inner / np.sqrt(squares), 1 / clip_norm) * 2.0 ** (self.grid_bits + FRACTION)
+        if shrink.size:
+            factors = factors * shrink
+            finite &= shrink > 0
         z = self.dithered(np.rint(t * factors[:, None] + drawn.thirds[:, None]) - 0.5, drawn.entries)
         z[~finite] = 0
         return self._verified(z)

@@ -134,6 +134,11 @@ class Span:
         return counted_rows(self.unit, len(self.parts), weighted=bool(self.weights))
 
     @property
+    def together(self) -> bool:
+        """Periods keep some rows of a privacy unit."""
+        return False
+
+    @property
     def changed_rows(self) -> int:
         """Number of added rows of one person, by the largest weight."""
         return self.max_rows * max(self.weights, default=1)
@@ -201,7 +206,7 @@ def counted_rows(unit: Unit | None, read: int, *, weighted: bool = False) -> int
     """Return the number of rows of one period that those of a person count as (:mod:`dpdist.core.privacy.persons`)."""
     if unit is None or unit.max_periods is None:
         return 1
-    return unit.max_rows * rows_charged(unit.max_periods, unit.max_periods if weighted else read)
+    return unit.counted_rows * rows_charged(unit.max_periods, unit.max_periods if weighted else read)
 
 
 def create_periods(folder: AnyStore, budget: PrivacyLoss, unit: Unit | None = None) -> PeriodicTable:

@@ -103,7 +103,7 @@ class Schema(_SchemaFields):
     others : str, default "refuse"
         Treatment of columns of a source that the schema does not name: ``"refuse"`` or ``"ignored"``.
     max_rows : int, default None
-        With a privacy unit: the largest number of rows kept of each.
+        With a privacy unit: the largest number of rows kept of each. None: all of them.
     keep : {"first", "random"}, default "first"
         The rows kept of a privacy unit: the first ones, or a random sample.
     missing_values : sequence of str or number, default None
@@ -258,7 +258,7 @@ class Schema(_SchemaFields):
     @property
     def unit(self) -> Unit | None:
         """The privacy unit, or None."""
-        if not self.unit_columns or self.max_rows is None:
+        if not self.unit_columns:
             return None
         return Unit(" and ".join(self.unit_columns), self.max_rows, self.keep)
 

@@ -3,7 +3,7 @@
 ::
 
     scale = "range"            # map each range to [-1, 1]; or "none"
-    max_rows = 3               # with a privacy unit
+    max_rows = 3               # with a privacy unit; without, all its rows are kept
     keep = "random"            # rows kept of each; default: the first ones
 
     [[column]]
@@ -172,7 +172,7 @@ _HEAD = """\
 # weight:      factor of the numbers (default 1)
 
 scale = "range"  # map each range to [-1, 1], so that units do not matter; "none": no range is needed
-# max_rows = 1   # with a privacy unit: rows kept of each; keep = "first" (default) or "random"
+# max_rows = 1   # with a privacy unit: rows kept of each, without it all; keep = "first" (default) or "random"
 """
 
 

@@ -157,8 +157,6 @@ def _of_units(schema: Parts) -> Iterator[Mistake]:
         not isinstance(max_rows, int) or isinstance(max_rows, bool) or not 1 <= max_rows <= 2**20
     ):
         yield Mistake(None, "max_rows", f"max_rows must be a whole number from 1 to {2**20}")
-    if units and max_rows is None:
-        yield Mistake(None, None, "a privacy unit needs max_rows, the number of rows kept of each")
     if max_rows is not None and not units:
         yield Mistake(None, "max_rows", "max_rows needs a privacy unit, and no column has this kind")
     if schema.keep not in get_args(Keep):

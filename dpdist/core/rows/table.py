@@ -39,7 +39,7 @@ class UnitAttributes(Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     """A privacy unit (:class:`dpdist.core.rows.units.Unit`)."""
 
     column: Text
-    max_rows: int
+    max_rows: int | None = None
     keep: Keep = "first"
     max_periods: int | None = None
 

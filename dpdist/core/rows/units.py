@@ -1,4 +1,7 @@
-"""Privacy units: a person may own several rows, and at most M of them are kept, the first ones or a random sample.
+"""Privacy units: a person may own several rows. All are kept, or at most M: the first ones, or a random sample.
+
+Where all are kept, the rows of each person are stored together (:mod:`dpdist.core.ingest.together`), and their moment
+is bounded (:mod:`dpdist.core.rows.unit_moment`). The rest of this page is about M.
 
 **Theorem.** Let two sources differ only in the rows of one unit, in any number and at any positions. Then the kept
 tables differ in at most M rows, all of that unit; the kept rows of all other units are equal.
@@ -64,12 +67,12 @@ class Unit:
     """The privacy unit of a table."""
 
     column: str
-    max_rows: int
+    max_rows: int | None = None  # None: all rows are kept, and bounded together
     keep: Keep = "first"
     max_periods: int | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.max_rows <= 2**20:
+        if self.max_rows is not None and not 1 <= self.max_rows <= 2**20:
             raise UsageError(
                 f"The number of rows kept of each privacy unit must be from 1 to {2**20}.", parameter="max_rows"
             )
@@ -79,10 +82,28 @@ class Unit:
             raise UsageError(
                 f"The number of periods of each privacy unit must be from 1 to {MOST_PERIODS}.", parameter="max_periods"
             )
+        if self.max_rows is None and (self.keep, self.max_periods) != ("first", None):
+            raise UsageError(
+                f"{parameter('keep')} and {parameter('max_periods')} are for units of which at most "
+                f"{parameter('max_rows', 'M')} rows are kept.",
+                parameter="max_rows",
+            )
+
+    @property
+    def counted_rows(self) -> int:
+        """The rows of largest norm that the rows of a unit may count as: M, or one if they are bounded together."""
+        return self.max_rows or 1
+
+    @property
+    def rows(self) -> str:
+        """The rows that are protected together, as part of a sentence."""
+        return "all rows" if self.max_rows is None else f"up to {self.max_rows} rows"
 
     @property
     def most(self) -> str:
-        """The largest number of rows, as part of a sentence."""
+        """How its rows are bounded, as part of a sentence."""
+        if self.max_rows is None:
+            return "however many"
         if self.max_periods is None:
             return f"{self.max_rows} at most"
         return f"{self.max_rows} a period in {counted(self.max_periods, 'period')} at most"
@@ -91,7 +112,8 @@ class Unit:
         """Return JSON values, without defaults of fields added by later versions."""
         keep = {} if self.keep == "first" else {"keep": self.keep}
         periods = {} if self.max_periods is None else {"max_periods": self.max_periods}
-        return {"column": self.column, "max_rows": self.max_rows, **keep, **periods}
+        rows = {} if self.max_rows is None else {"max_rows": self.max_rows}
+        return {"column": self.column, **rows, **keep, **periods}
 
 
 def whole_numbers(
@@ -187,7 +209,8 @@ def among(bits: bytes | memoryview, start: int, count: int) -> npt.NDArray[np.bo
 def kept_rows(
     units: Iterable[Numbers | Digests], rows: int, unit: Unit, scratch_dir: Path, key: bytes = b""
 ) -> KeptRows:
-    """Find the kept rows of every unit."""
+    """Find the kept rows of every unit, of which a number is kept."""
+    max_rows = unit.counted_rows
     # A hash distributes the rows to files by unit, so that the units of a file fit into memory. Its key is random, so
     # that no source can be built to put all rows into one file; the result does not depend on it.
     result = KeptRows(rows)
@@ -211,10 +234,10 @@ def kept_rows(
         for file in files:
             file.seek(0)
             if unit.keep == "random":
-                result.add(_drawn(_numbered(file, kind), unit.max_rows, key, kind))
+                result.add(_drawn(_numbered(file, kind), max_rows, key, kind))
             else:
                 for numbered_rows, _, numbers in _numbered(file, kind):
-                    result.add(numbered_rows[numbers < unit.max_rows])
+                    result.add(numbered_rows[numbers < max_rows])
     return result
 
 
@@ -225,7 +248,8 @@ def _drawn(
     least = np.empty(0, dtype=[("unit", kind), ("draw", np.uint64), ("number", np.int64), ("row", np.int64)])
     for rows, units, numbers in batches:
         batch = np.empty(rows.size, dtype=least.dtype)
-        batch["unit"], batch["draw"], batch["number"], batch["row"] = units, _draws(units, numbers, key), numbers, rows
+        batch["unit"], batch["number"], batch["row"] = units, numbers, rows
+        batch["draw"] = draws_of(units, numbers, key)
         least = np.concatenate([least, batch])
         least = least[np.lexsort((least["number"], least["draw"], least["unit"]))]
         _, starts, counts = np.unique(least["unit"], return_index=True, return_counts=True)
@@ -234,7 +258,7 @@ def _drawn(
     return chosen
 
 
-def _draws(units: Numbers | Digests, numbers: Numbers, key: bytes) -> npt.NDArray[np.uint64]:
+def draws_of(units: Numbers | Digests, numbers: Numbers, key: bytes) -> npt.NDArray[np.uint64]:
     """Hash key, unit and number, uniformly enough for a sample: SplitMix64 (Steele, Lea & Flood 2014)."""
     components = np.ascontiguousarray(units).view(np.uint64).reshape(units.size, -1)
     draws = np.full(units.size, np.uint64(int.from_bytes(blake2b(key, digest_size=8).digest(), "little")))
@@ -270,7 +294,7 @@ def _numbered(file: IO[bytes], kind: np.dtype[Any]) -> Iterator[tuple[Numbers, N
 
 @dataclass(frozen=True)
 class Owner:
-    """Owner of a row: a column, with ``max_rows`` rows of each person, or ``each_row``; None and False: not given."""
+    """Owner of a row: a column, with at most ``max_rows`` rows of each person if given, or ``each_row``."""
 
     column: str | None = None
     max_rows: int | None = None
@@ -278,12 +302,9 @@ class Owner:
 
     def __post_init__(self) -> None:
         if self.column is not None and self.each_row:
-            raise UsageError(f"{parameter('person')} and {parameter('each_row_is_a_person')} exclude each other.")
-        if (self.column is None) != (self.max_rows is None):
-            raise UsageError(
-                f"{parameter('person')} and {parameter('max_rows')} belong together: the column that identifies a "
-                "person, and how many rows of each to keep."
-            )
+            raise UsageError(f"{parameter('privacy_unit')} and {parameter('each_row_is_a_person')} exclude each other.")
+        if self.column is None and self.max_rows is not None:
+            raise UsageError(f"{parameter('max_rows')} needs {parameter('privacy_unit')}, the column of the person.")
 
 
 def unit_from(
@@ -292,9 +313,6 @@ def unit_from(
     """Return the privacy unit given by parameters, or None."""
     if column is None and max_rows is None and keep is None:
         return None
-    if column is None or max_rows is None:
-        raise UsageError(
-            f"A privacy unit needs both its column ({parameter('privacy_unit')}) and its largest number of rows.",
-            parameter="max_rows",
-        )
+    if column is None:
+        raise UsageError(f"A privacy unit needs its column ({parameter('privacy_unit')}).", parameter="max_rows")
     return Unit(column, max_rows, keep or "first", max_periods)

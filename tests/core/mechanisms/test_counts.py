@@ -40,7 +40,9 @@ def test_the_scale_is_the_least_that_keeps_epsilon_and_delta(
 
 
 def test_the_noise_is_a_rounded_normal_of_its_scale_and_the_largest_can_be_drawn() -> None:
-    most = calibrated(PrivacyLoss.parse("0.000001", "1e-18"), Neighbours.REPLACE_ONE, Unit("person", 2**20).max_rows)
+    most = calibrated(
+        PrivacyLoss.parse("0.000001", "1e-18"), Neighbours.REPLACE_ONE, Unit("person", 2**20).counted_rows
+    )
     assert isinstance(most.noise, RoundedNormal)
     assert most.noise.sigma <= MAX_SCALE
     noise = calibrated(PrivacyLoss.parse("0.1", "1e-6"), Neighbours.REPLACE_ONE)

@@ -62,7 +62,15 @@ def test_what_is_given_is_planned_and_what_is_not_there_is_refused() -> None:
     table = cast(
         "Table",
         SimpleNamespace(
-            names=("a", "b"), columns=2, rows=9, periodic=False, max_rows=1, changed_rows=1, schema=None, unit=None
+            names=("a", "b"),
+            columns=2,
+            rows=9,
+            periodic=False,
+            max_rows=1,
+            changed_rows=1,
+            schema=None,
+            unit=None,
+            together=False,
         ),
     )
     with pytest.raises(UsageError, match="these rows have none"):

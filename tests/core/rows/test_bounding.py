@@ -20,7 +20,7 @@ import dpdist.core.rows
 from dpdist.core.errors import DataError, UsageError
 from dpdist.core.rows import bounding
 from dpdist.core.rows.bounding import RowBound, require_unbiased
-from dpdist.core.rows.dither import Dithers
+from dpdist.core.rows.dither import Dithers, Units
 
 Rows = npt.NDArray[Any]
 
@@ -98,9 +98,9 @@ def test_the_compiled_kernel_is_what_runs_and_leaves_few_rows_to_numpy(monkeypat
     left: list[int] = []
     slowly = kernel._Prepared.rounded
 
-    def counted(self: object, rows: Rows, dithers: Dithers, unfinished: npt.NDArray[np.int64]) -> Rows:
+    def counted(self: object, rows: Rows, dithers: Dithers, unfinished: npt.NDArray[np.int64], units: Units) -> Rows:
         left.extend(unfinished.tolist())
-        found: Rows = slowly(self, rows, dithers, unfinished)
+        found: Rows = slowly(self, rows, dithers, unfinished, units)
         return found
 
     monkeypatch.setattr(kernel._Prepared, "rounded", counted)
@@ -225,7 +225,7 @@ def test_however_many_rows_the_kernel_leaves_numpy_bounds_them_all(monkeypatch: 
     kernel = pytest.importorskip("dpdist.core.rows.dither_kernel")
 
     def lazy(*given: Any) -> int:
-        unfinished = given[-2]
+        unfinished = given[-5]
         unfinished[:] = np.arange(len(unfinished))
         return len(unfinished)
 

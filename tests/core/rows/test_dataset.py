@@ -138,7 +138,7 @@ def test_attributes_of_other_types_are_refused_and_none_is_guessed(tmp_path: Pat
     sound = (path / "zarr.json").read_text()
     changes: list[dict[str, Any]] = [
         {"dataset_id": 7}, {"ledger_id": ["a"]}, {"budget": {"epsilon_micro": "1", "delta_atto": 0}}, {"budget": {}},
-        {"period": 5}, {"reproduced": "no"}, {"unit": {"column": "a"}}, {"unit": {"column": "a", "max_rows": True}},
+        {"period": 5}, {"reproduced": "no"}, {"unit": {"max_rows": 2}}, {"unit": {"column": "a", "max_rows": True}},
         {"unit": {"column": "a", "max_rows": 2, "kept": "last"}}, {"columns": "ab"},
     ]  # fmt: skip
     for changed in changes:

@@ -1,0 +1,129 @@
+"""Where the rows of privacy units begin, if the rows of each are stored together.
+
+The object ``units`` of a rows.zarr has one bit per row, set for the first row of a unit: for each chunk the bits of its
+rows and their CRC32C. Private. A task takes the units that begin in its chunks: it skips the rows before the first one,
+and reads on until the last one ends. So every unit is in exactly one task, whatever the tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+
+from dpdist.core.errors import DataError
+from dpdist.core.rows.chunks import ChunkReader
+from dpdist.core.rows.dataset import RowsTable
+from dpdist.core.rows.table import Shape
+from dpdist.core.storage.arrays import CHECKSUM_BYTES
+
+UNITS = "units"
+_PIECES = 8
+"""Batches that are read at once: only where they begin and end are rows copied."""
+_LARGEST = 256 << 20
+"""Bytes of the largest unit, as float64: some copies of it are in memory when it is bounded."""
+Starts = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.generic]
+
+
+def largest_unit(columns: int) -> int:
+    """Return the most rows of a privacy unit whose rows are all kept."""
+    return _LARGEST // (8 * columns)
+
+
+def _segment(shape: Shape) -> int:
+    """Return the bytes of a chunk's bits, without their checksum."""
+    return -(-shape.chunk_rows // 8)
+
+
+def packed_starts(bits: npt.NDArray[np.uint8], shape: Shape) -> bytes:
+    """Return the content of the object, from one bit per row, the lowest bit of a byte first."""
+    flags, size, content = np.unpackbits(bits, count=shape.rows, bitorder="little"), _segment(shape), bytearray()
+    for start in range(0, shape.rows, shape.chunk_rows):
+        chunk = np.packbits(flags[start : start + shape.chunk_rows], bitorder="little").tobytes().ljust(size, b"\0")
+        content += chunk + google_crc32c.value(chunk).to_bytes(CHECKSUM_BYTES, "little")
+    return bytes(content)
+
+
+def starts_in(table: RowsTable, index: int) -> npt.NDArray[np.bool_]:
+    """Return which rows of a chunk are the first of their unit."""
+    size = _segment(table)
+    damaged = DataError(f"{table} is damaged: where its privacy units begin. Restore it, or ingest the source again.")
+    try:
+        content = table.store.get_range(UNITS, index * (size + CHECKSUM_BYTES), size + CHECKSUM_BYTES)
+    except OSError:
+        raise damaged from None
+    bits, checksum = content[:size], content[size:]
+    if len(content) != size + CHECKSUM_BYTES or google_crc32c.value(bits) != int.from_bytes(checksum, "little"):
+        raise damaged
+    flags = np.unpackbits(np.frombuffer(bits, np.uint8), count=table.rows_in(index), bitorder="little")
+    starts: npt.NDArray[np.bool_] = flags.astype(np.bool_)
+    if index == 0 and not starts[0]:
+        raise damaged
+    return starts
+
+
+class UnitBatches:
+    """Reads the units that begin in some chunks, in batches of whole units, which are valid until the next."""
+
+    def __init__(self, table: RowsTable, reader: ChunkReader, chunks: range, limit: int) -> None:
+        self._table, self._reader, self._chunks, self._limit = table, reader, chunks, limit
+        self.checksums: list[tuple[int, int]] = []
+        """Index and checksum of each of the chunks, once it is read."""
+
+    def __iter__(self) -> Iterator[tuple[int, Rows, Starts]]:
+        """Yield the number of the first row, rows of about ``limit`` or of one unit, and where units begin in them."""
+        waiting, starts, first, count = list[Rows](), list[Starts](), 0, 0
+        for number, rows, begins in self._pieces():
+            taken, done = 0, 0  # rows and units of this piece
+            if not starts and begins.size:  # rows before the first unit belong to another task
+                first, taken = number + int(begins[0]), int(begins[0])
+            while (waiting or done < begins.size) and starts is not None:
+                # a batch ends where the next unit begins
+                cut = int(np.searchsorted(begins, max(self._limit - count + taken, taken + (not waiting)), side="left"))
+                if cut >= begins.size:
+                    break
+                stop = int(begins[cut])
+                waiting.append(rows[taken:stop])
+                starts.append(begins[done:cut] + (count - taken))
+                yield first, _joined(waiting), _joined(starts)
+                waiting, starts, first, count, taken, done = [], [], number + stop, 0, stop, cut
+            if waiting or done < begins.size:
+                waiting.append(rows[taken:].copy())
+                starts.append(begins[done:] + (count - taken))
+                count += len(rows) - taken
+        if waiting:
+            yield first, _joined(waiting), _joined(starts)
+
+    def _pieces(self) -> Iterator[tuple[int, Rows, Starts]]:
+        """Yield batches of the chunks, and of those behind them up to the end of the last unit."""
+        begun = False
+        for index in range(self._chunks.start, self._table.chunks):
+            begins = np.flatnonzero(starts_in(self._table, index))
+            inside = index < self._chunks.stop
+            begun |= inside and bool(begins.size)
+            if not (inside or begun):
+                return
+            stop, row = self._table.rows_in(index) if inside or not begins.size else int(begins[0]), 0
+            for rows in self._reader.read(index) if stop else ():  # to its end, which verifies it
+                taken = rows[: max(0, stop - row)]
+                if len(taken):
+                    here = begins[(begins >= row) & (begins < row + len(taken))] - row
+                    yield self._table.first_row(index) + row, taken, here
+                row += len(rows)
+            if inside:
+                self.checksums.append((index, self._reader.checksum))
+            elif begins.size:
+                return
+
+
+def unit_batches(table: RowsTable, chunks: range, limit: int, centre: Sequence[float] | None) -> UnitBatches:
+    """Read the units that begin in some chunks, in batches of about ``limit`` rows; see :class:`UnitBatches`."""
+    return UnitBatches(table, ChunkReader(table, _PIECES * limit, centre), chunks, limit)
+
+
+def _joined(parts: list[Any]) -> Any:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
