@@ -121,7 +121,7 @@ class ReleaseRequest:
         With a private clip norm: the share for its histogram, in the same way.
     components : int, default None
         With a private clip norm: the number K of leading components that it is optimised for
-        (:mod:`dpdist.core.release.clip_trade`). None: the 0.95-quantile; five, where all rows of a privacy unit are
+        (:mod:`dpdist.core.release.clip_trade`). None: the 0.95-quantile; ten, where all rows of a privacy unit are
         kept.
     targets : tuple of str, default ()
         With a private scale: target columns of a regression. Their scale is reduced so that a standard deviation is

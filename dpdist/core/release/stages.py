@@ -40,7 +40,7 @@ _OF_CLIP_NORM = 0.25
 """Standard deviation of a scaled target over the clip norm."""
 _MOST_NOISE = 0.02
 """Largest standard deviation of a noisy count, over n, with which a scale is chosen."""
-_USUAL = 5
+_USUAL = 10
 """Components for which the clip norm of whole privacy units is chosen, unless a number is given."""
 _PUBLIC = 2
 """Bins of a column whose scale is public."""
@@ -109,12 +109,13 @@ def _realised(
         norms = read_norms(bound)
         number = request.components
         if bound.unit_norm and number is None:
-            number = min(_USUAL, width - 1)
+            number = min(_USUAL, max(1, width // 2))
         if not number or number >= width:
             clip_norm, share = norms.clip_norm()
         else:
             purpose = ForComponents(number, plan.loss)
-            clip_norm, share = clip_for(purpose, norms, width, plan.dimensions.changed_rows)
+            changed = plan.dimensions.changed_rows
+            clip_norm, share = clip_for(purpose, norms, width, changed, units=bool(bound.unit_norm))
         chosen |= {"clip_norm": clip_norm, "quantile": float(share)}
         if norm_limit is not None:
             unclipped = norm_limit if plan.dimensions.whole else unclipped_norm(norm_limit, width, bound.grid_bits)
