@@ -118,7 +118,7 @@ def compare(name: str, rows: Matrix, owners: Owners, numbers: tuple[int, ...], r
             release = dpdist.release_rows(f"{folder}/rows.zarr", f"{folder}/{draw}.zarr", request).release
             draws.append(captured(moment, release.second_moment, numbers))
             quantiles.append(float((norms <= release.bound.clip_norm**2).mean()))
-    result = {
+    result: dict[str, Any] = {
         "table": name, "components": numbers, "M and C": best(moment, kept, numbers, count, random),
         "whole": best(moment, whole, numbers, count, random), "dpdist": np.mean(draws, axis=0),
         "quantile": float(np.mean(quantiles)),

@@ -139,7 +139,7 @@ class PrivateCovariance(PrivateEstimator):
             estimator._learn(opened)
         return estimator
 
-    def fit(self, X: object, y: object = None) -> Self:  # noqa: N803, ARG002 - scikit-learn's names
+    def fit(self, X: object, y: object = None, groups: object = None) -> Self:  # noqa: N803, ARG002 - scikit-learn's
         """Release the mean and second moment of X.
 
         Parameters
@@ -148,6 +148,8 @@ class PrivateCovariance(PrivateEstimator):
             (n, d) real numbers, in any form accepted by :class:`dpdist.PrivatePCA`.
         y
             Ignored.
+        groups
+            Privacy unit of each row, or the name of a column of X: see :meth:`dpdist.PrivatePCA.fit`.
 
         Returns
         -------
@@ -163,7 +165,8 @@ class PrivateCovariance(PrivateEstimator):
             If X cannot be used; also a ValueError for data in memory.
         """
         with naming(ESTIMATORS):
-            self._learn(fits.released(self, X, partial(_require_matrix, shrinkage=_shrinkage(self.shrinkage))))
+            check = partial(_require_matrix, shrinkage=_shrinkage(self.shrinkage))
+            self._learn(fits.released(self, X, check, groups=groups))
         return self
 
     def get_precision(self) -> Matrix:

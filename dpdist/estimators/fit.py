@@ -41,7 +41,7 @@ from dpdist.core.moment.arrays import Survey
 from dpdist.core.naming import step
 from dpdist.core.options import ROWS_AT_MOST, Amount, Clip, RequestOptions, Word
 from dpdist.core.paths import text_of
-from dpdist.core.pipeline.arrays import Paying, release_array
+from dpdist.core.pipeline.arrays import Groups, Paying, release_array
 from dpdist.core.pipeline.release import release_table
 from dpdist.core.privacy import checks
 from dpdist.core.privacy.guarantee import Guarantee, PrivacyLoss, neighbours_of
@@ -60,6 +60,7 @@ from dpdist.core.runtime.cluster import chosen
 from dpdist.core.storage.store import AnyStore, Store, store_at
 from dpdist.core.triangle import Band, packed
 from dpdist.estimators.base import PrivateEstimator, Shared
+from dpdist.estimators.groups import grouped
 from dpdist.estimators.inputs import Rows, rows_at, rows_of, set_columns, user_names
 from dpdist.estimators.labels import require_same_columns
 
@@ -158,10 +159,12 @@ def released(
     components: int | None = None,
     targets: Sequence[str] = (),
     join: Callable[[Rows], Rows] | None = None,
+    groups: object = None,
 ) -> Release:
     """Release the second moment of X once; ``check`` refuses impossible requests before anything is charged."""
     forbid_core_dumps()  # this process will hold the exact total in memory
     request = request_of(estimator, components, targets)
+    data, units = grouped(data, groups)
     path = rows_at(data)
     before = dict(vars(estimator))
     schema = estimator.__dict__.pop(DESCRIBED, None)
@@ -171,9 +174,10 @@ def released(
         require_same_columns(estimator, data, rows)
         stored = None if path is None else open_rows(path)
         described = schema if stored is None else stored.schema
-        check(by_schema(request, Dimensions(rows.columns, schema=described)), rows.columns)
+        together = units is not None if stored is None else stored.together
+        check(by_schema(request, Dimensions(rows.columns, schema=described, together=together)), rows.columns)
         if stored is None:
-            made = _from_memory(estimator, rows, request, schema)
+            made = _from_memory(estimator, rows, request, schema, units)
         else:
             made = _from_table(estimator, stored, request)
         release, fresh = made
@@ -231,14 +235,14 @@ def _from_table(estimator: PrivateEstimator, table: RowsTable, request: ReleaseR
 
 
 def _from_memory(
-    estimator: PrivateEstimator, rows: Rows, request: ReleaseRequest, schema: Schema | None
+    estimator: PrivateEstimator, rows: Rows, request: ReleaseRequest, schema: Schema | None, units: Groups | None
 ) -> tuple[Release, bool]:
     _require_memory(estimator, request, described=schema is not None)
     if schema is None and estimator.missing == "centre":
         schema = _of_gaps(rows.column_names)
     paying = Paying(_budget(estimator, request.loss), estimator.budget)
     return release_array(
-        rows.to_release(missing=estimator.missing == "centre", schema=schema), request, paying,
+        rows.to_release(missing=estimator.missing == "centre", schema=schema, groups=units), request, paying,
         target=None if estimator.release is None else store_at(estimator.release),
         on_survey=partial(_warn, named=not request.chooses), register=REGISTER,
     )  # fmt: skip

@@ -31,7 +31,7 @@ from dpdist.core.ingest.readers.base import counts_rows, numbered
 from dpdist.core.ingest.readers.chunked import fill_of
 from dpdist.core.ingest.registered import open_rows
 from dpdist.core.moment.arrays import batches, dense, known_rows
-from dpdist.core.pipeline.arrays import MISSING_CURE, ArrayRows
+from dpdist.core.pipeline.arrays import MISSING_CURE, ArrayRows, Groups
 from dpdist.core.rows.columns import DTYPES
 from dpdist.core.rows.dataset import FORMAT
 from dpdist.core.rows.schema import Schema
@@ -86,10 +86,10 @@ class Rows:
         dtype = np.dtype(self.data.dtype)
         return dtype if dtype.name in DTYPES and dtype.isnative else np.dtype(np.float64)
 
-    def to_release(self, *, missing: bool, schema: Schema | None = None) -> ArrayRows:
+    def to_release(self, *, missing: bool, schema: Schema | None = None, groups: Groups | None = None) -> ArrayRows:
         """Return the rows as the core releases them, with the schema that made them if its columns are theirs."""
         schema = schema if schema is not None and schema.features == self.column_names else None
-        return ArrayRows(self.data, self.column_names, self.dtype.name, missing, schema)
+        return ArrayRows(self.data, self.column_names, self.dtype.name, missing, schema, groups)
 
     def mapped(
         self,

@@ -14,12 +14,13 @@ from dpdist.core.naming import ESTIMATORS, naming, parameter
 from dpdist.core.paths import text_of
 from dpdist.core.pipeline.table import rows_of_file
 from dpdist.core.privacy.guarantee import Neighbours, Number, PrivacyLoss, neighbours_of
-from dpdist.core.rows.automatic import TextColumns, require_owner, rows_are, schema_of_numbers
+from dpdist.core.rows.automatic import TextColumns, require_owner, schema_of_numbers, whose_rows
 from dpdist.core.rows.encoding import UnfitError, columns_of, is_text, types_of
 from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.units import Owner
 from dpdist.core.text import counted, listed
 from dpdist.estimators.fit import DESCRIBED, request_of
+from dpdist.estimators.groups import column_of
 from dpdist.estimators.inputs import rows_of
 from dpdist.estimators.pca import PrivatePCA
 from dpdist.formats.labelled import laid_out
@@ -135,7 +136,8 @@ def private_pca(
         if _takes_missing(described, parameters):
             parameters = {"missing": "centre", **parameters}
         estimator = PrivatePCA(n_components, correlation=correlation, epsilon=epsilon, delta=delta, **parameters)
-        data = _in_memory(table, described, owner)
+        data, groups, others = _by_unit(table, owner)
+        data = _in_memory(data, described, others)
         found = rows_of(estimator, data, fitting=True)
         size = counted(found.columns, "column") + _without(table, found.column_names, described)
         if found.known_rows is not None and neighbours_of(estimator.neighbours) is Neighbours.REPLACE_ONE:
@@ -144,12 +146,12 @@ def private_pca(
             described is None or len(described.centring) > len(described.pairwise)
         )
         say(
-            f"The table: {size}. {rows_are(owner)}. {_CENTRED if weakened else ''}Rows in memory "
+            f"The table: {size}. {whose_rows(owner)}. {_CENTRED if weakened else ''}Rows in memory "
             "have no ledger on disk: in this process the same call returns the same result, and another release of "
             "these rows is refused unless a budget pays for it."
         )
         estimator.__dict__[DESCRIBED] = described
-        estimator.fit(data)
+        estimator.fit(data, groups=groups)
         if not estimator.fresh_:
             say("Returned again, not charged.")
         return estimator
@@ -165,13 +167,24 @@ def _takes_missing(described: Schema | None, parameters: Mapping[str, Any]) -> b
 _CENTRED = "Cells without a number count as the centre of their column, which weakens its correlations. "
 
 
+def _by_unit(table: Any, owner: Owner) -> tuple[Any, Any, Owner]:
+    """Return a table in memory without its privacy unit, this column, and whose the rows of the rest are."""
+    if owner.column is None:
+        return table, None, owner
+    if owner.max_rows is not None:
+        raise UsageError(
+            f"All rows of a person in memory are kept: leave {parameter('max_rows')} out; or save the table to a "
+            ".parquet file (AnnData: .h5ad), and pass its path."
+        )
+    require_table(table, "table")
+    data, groups = column_of(table, owner.column)
+    if hasattr(groups, "rename"):
+        groups = groups.rename(owner.column)
+    return data, groups, Owner(each_row=True)  # other columns that name persons are left out
+
+
 def _in_memory(table: Any, schema: Schema | None, owner: Owner) -> Any:
     """Return the rows of numbers of a table in memory."""
-    if owner.column is not None:
-        raise UsageError(
-            "A table in memory has no ledger, which counts the rows of a person. Save it to a .parquet file (AnnData: "
-            ".h5ad), and pass its path."
-        )
     require_table(table, "table")
     frame = as_frame(table, "table")
     require_owner("The table", names_beside(frame), owner)

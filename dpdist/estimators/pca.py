@@ -235,7 +235,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
             estimator._learn(opened, result)
         return estimator
 
-    def fit(self, X: object, y: object = None) -> Self:  # noqa: N803, ARG002 - scikit-learn's names
+    def fit(self, X: object, y: object = None, groups: object = None) -> Self:  # noqa: N803, ARG002 - scikit-learn's
         """Release the second moment of X and compute its components.
 
         Parameters
@@ -244,6 +244,11 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
             (n, d) real numbers; see the notes of the class.
         y
             Ignored.
+        groups
+            Privacy unit of each row, (n,) whole numbers or text, or the name of a column of X, of a coordinate of an
+            xarray object or of ``obs`` of an AnnData, which is left out of X. All rows of a unit are protected
+            together, and those of busy units weigh less (:mod:`dpdist.core.rows.unit_moment`); rows are sorted in
+            private temporary files. None: each row is protected alone. For rows in memory only.
 
         Returns
         -------
@@ -263,7 +268,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
             count = _count(self.n_components)
             _require_kind(self.correlation, self.whiten)
             check = partial(_require_components, count=count, correlation=self.correlation)
-            release = fits.released(self, X, check, _number(count))
+            release = fits.released(self, X, check, _number(count), groups=groups)
             try:
                 self._learn(*self._components_of(release, X, count))
             except (UsageError, BelowNoiseError) as error:

@@ -193,7 +193,7 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
             estimator._learn(opened, target, on)
         return estimator
 
-    def fit(self, X: object, y: object) -> Self:  # noqa: N803 - scikit-learn's names
+    def fit(self, X: object, y: object, groups: object = None) -> Self:  # noqa: N803 - scikit-learn's names
         """Release the second moment of X and y, and compute the regression of y on X.
 
         Parameters
@@ -202,6 +202,8 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
             (n, p) real numbers, or the path of a rows.zarr; see the notes of the class.
         y
             (n,) or (n, k) real numbers, or names of columns of the rows.zarr.
+        groups
+            Privacy unit of each row, or the name of a column of X: see :meth:`dpdist.PrivatePCA.fit`.
 
         Returns
         -------
@@ -222,14 +224,15 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
                 targets = targets_of(y, self)
                 require_same_labels(X, y)
                 join = partial(self._joined, targets)
-                release = fits.released(self, X, fits.require_matrix, targets=targets.names, join=join)
+                release = fits.released(self, X, fits.require_matrix, targets=targets.names, join=join, groups=groups)
                 target: Names = targets.names[0] if targets.flat else targets.names
                 on: Names | None = [name for name in release.names if name not in targets.names]
             else:
                 target, on = _named(y), None
                 table = open_rows(path)
                 indices = column_indices(table, _listed(target), "y")  # before anything is charged
-                release = fits.released(self, X, fits.require_matrix, targets=[table.names[i] for i in indices])
+                names = [table.names[i] for i in indices]
+                release = fits.released(self, X, fits.require_matrix, targets=names, groups=groups)
             try:
                 self._learn(release, target, on, keep_weightless=on is not None)
             except (UsageError, BelowNoiseError) as error:

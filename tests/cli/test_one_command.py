@@ -297,7 +297,7 @@ def test_python_has_the_same_in_one_call(folder: Path) -> None:
         dpdist.private_pca(frame.assign(user_id=1), epsilon=1)
     with pytest.raises(DataError, match=r"2 columns are not of numbers: 'w', 'mixed'.*draft_schema\(TABLE\)"):
         dpdist.private_pca(frame.assign(w="word", mixed=[1, "1,5"] * (ROWS // 2)), epsilon=1)
-    with pytest.raises(UsageError, match=r"Save it to a \.parquet file"):
+    with pytest.raises(UsageError, match="leave max_rows out"):
         dpdist.private_pca(frame, epsilon=1, privacy_unit="id", max_rows=2)
     with pytest.raises(UsageError, match="Add scale='private'"):
         dpdist.private_pca("t.parquet", epsilon=1, delta=1e-6, clip=3)

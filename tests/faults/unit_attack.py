@@ -34,7 +34,8 @@ def units() -> dict[str, Rows]:
     return {
         "one row": steep, "another row": steep[:, ::-1].copy(), "nobody": np.empty((0, 2)),
         "a thousand rows": np.tile(steep * 3, (1000, 1)), "a thousand others": np.tile(steep[:, ::-1] * 9, (1000, 1)),
-        "rows that alternate": np.array([[1.0, 1], [1, -1]] * 50), "huge and tiny": np.array([[1e300, 0], [1e-9, 1e-9]]),
+        "rows that alternate": np.array([[1.0, 1], [1, -1]] * 50),
+        "huge and tiny": np.array([[1e300, 0], [1e-9, 1e-9]]),
         "random": random.normal(size=(60, 2)),
     }  # fmt: skip
 

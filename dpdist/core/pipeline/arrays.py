@@ -1,5 +1,8 @@
 """From rows in memory to a private release, on the road of every other release.
 
+Rows of privacy units are first sorted into a private temporary folder, as by an ingest
+(:mod:`dpdist.core.ingest.together`), because a unit must not be divided.
+
 The rows are a table (:mod:`dpdist.core.moment.arrays`), and its ledger is in memory (:mod:`dpdist.core.ledger.memory`);
 the register of this process decides what its rows afford (:mod:`dpdist.core.ledger.register`). The same release of the
 same rows is returned again, and not charged.
@@ -8,14 +11,18 @@ same rows is returned again, and not charged.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
+from hashlib import blake2b
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from dpdist.core.errors import DataError, RefusedError
 from dpdist.core.frames import is_a
 from dpdist.core.ingest.collection import whole_rows
+from dpdist.core.ingest.together import Gathered
 from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.ledger.memory import MemoryStorage
 from dpdist.core.ledger.register import REGISTER, Asked, Budget, Register
@@ -32,6 +39,7 @@ from dpdist.core.moment.arrays import (
 )
 from dpdist.core.moment.histograms import ColumnCounting
 from dpdist.core.moment.layout import layout_of
+from dpdist.core.moment.total import draw_key, piece_rows
 from dpdist.core.naming import parameter
 from dpdist.core.parallel import available_cores, threaded
 from dpdist.core.pipeline.clip_norm import draw_stages
@@ -41,14 +49,18 @@ from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.core.release import archive, stages
 from dpdist.core.release.advice import choice_refused, require_centre_of_dropped
 from dpdist.core.release.artefact import Heading, Release, open_release
-from dpdist.core.release.bounds import Dimensions, bound_of, require_schema
+from dpdist.core.release.bounds import Dimensions, bound_of, by_schema, require_schema
 from dpdist.core.release.plan import Plan, has_centre, planned, proved
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.release.transaction import commit_once
 from dpdist.core.release.trusted import Answer, MomentTransaction, stands_at
 from dpdist.core.rows.bounding import RowBound
-from dpdist.core.rows.dataset import partitions
+from dpdist.core.rows.chunks import ChunkReader
+from dpdist.core.rows.dataset import partitions, shape_of
 from dpdist.core.rows.schema import Schema
+from dpdist.core.rows.unit_rows import UNITS
+from dpdist.core.rows.units import Digests, Numbers, Unit
+from dpdist.core.rows.writing import RowsWriter
 from dpdist.core.runtime.checks import forbid_core_dumps
 from dpdist.core.runtime.cluster import Cluster
 from dpdist.core.runtime.local import Executor, LocalExecutor
@@ -64,6 +76,23 @@ _WORTH_A_THREAD = 1 << 20
 
 
 @dataclass(frozen=True)
+class Groups:
+    """The privacy unit of each row."""
+
+    name: str
+    values: Numbers | Digests  # (n,)
+
+    @property
+    def unit(self) -> Unit:
+        """The unit: all its rows are kept."""
+        return Unit(self.name)
+
+    def digest(self, key: bytes) -> str:
+        """Return a keyed digest of the units of all rows, in their order."""
+        return blake2b(self.values.tobytes(), key=key[:64], digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True)
 class ArrayRows:
     """Rows in memory, or read from it in slices, and what is public of them."""
 
@@ -72,6 +101,7 @@ class ArrayRows:
     dtype: str
     missing: bool  # whether NaN and infinity count as the centre
     schema: Schema | None = None  # that made them; the guarantee does not depend on it
+    groups: Groups | None = None  # the privacy unit of each row; None: each row is one
 
     @property
     def lazy(self) -> bool:
@@ -97,7 +127,7 @@ class ArrayRows:
 
     def executor(self) -> Executor:
         """Return what computes on the rows."""
-        if self.lazy:
+        if self.lazy and self.groups is None:
             from dpdist.core.runtime.collections import BlocksExecutor  # noqa: PLC0415 - optional dependency
 
             return BlocksExecutor(whole_rows(self.data))
@@ -155,13 +185,19 @@ def release_array(
         raise RefusedError("Rows in memory cannot be released for reproduction: ingest them, and use the command line.")
     schema, columns = rows.schema, len(rows.names)
     require_schema(request, schema)
-    survey = rows.survey(bound_of(request, Dimensions(columns, schema=schema), RowBound.grid_bits), register.key)
+    together = rows.groups is not None
+    size = Dimensions(columns, schema=schema, together=together)
+    survey = rows.survey(bound_of(by_schema(request, size), size, RowBound.grid_bits), register.key)
     if not survey.rows:
         raise DataError("X has no rows, so there is nothing to release.")
     if not survey.finite and not rows.missing:
         raise DataError(f"X contains NaN or infinity. {MISSING_CURE} Nothing was released or charged.")
     public = survey.rows if request.neighbours is Neighbours.REPLACE_ONE else None
-    plan = planned(request, Dimensions(columns, public, schema=schema))
+    if rows.groups is not None and rows.groups.values.size != survey.rows:
+        raise DataError(
+            f"groups has {rows.groups.values.size} entries, and X has another number of rows: pass one each."
+        )
+    plan = planned(request, replace(size, rows=public))
     if survey.rows > plan.bound.total_rows:
         raise DataError(
             f"X has more rows than 64-bit integers can sum at {plan.bound.grid_bits} grid bits. Pass a smaller "
@@ -172,7 +208,8 @@ def release_array(
     table = ArrayTable(
         rows=survey.rows, columns=columns, dtype=rows.dtype, chunk_rows=max(1, survey.rows), store=_X,
         dataset_id=dataset, names=rows.names, budget=None, schema=schema, missing=rows.missing,
-        reference=chunks, chunked=chunks, variant=None if schema is None else schema.digest,
+        reference=chunks, chunked=chunks, variant=_variant(rows, register.key),
+        unit=None if rows.groups is None else rows.groups.unit,
     )  # fmt: skip
     require_centre_of_dropped(table, centred=has_centre(plan))
     release_id = plan.release_id(table)
@@ -188,6 +225,40 @@ def release_array(
             asked, survey.rows, proved(plan.guarantee), lambda ledger: _transaction(plan, table, ledger).reserve()
         )
     return _drawn_once(rows, _transaction(plan, table, charged), register)
+
+
+def _variant(rows: ArrayRows, key: bytes) -> str | None:
+    """Return what distinguishes releases of the same rows: their schema, and their privacy units."""
+    schema = None if rows.schema is None else rows.schema.digest
+    return schema if rows.groups is None else f"{schema or ''} {rows.groups.digest(key)}"
+
+
+@contextmanager
+def _together(rows: ArrayRows, table: Any) -> Iterator[Any]:
+    """Store the rows of privacy units together in a private folder, for the time of their release."""
+    if rows.groups is None:
+        yield table
+        return
+    shape = shape_of(table.rows, table.columns, table.dtype)
+    with TemporaryDirectory(prefix="dpdist-") as folder, ExitStack() as stack:
+        store, start = FolderStore(Path(folder)), 0
+        gathered = Gathered([rows.groups.values], shape, draw_key() + draw_key(), Path(folder), stack)
+        for batch in _batches(rows, table):
+            gathered.append(batch, start)
+            start += len(batch)
+        store.put(UNITS, gathered.write(RowsWriter(store, shape), rows.groups.name))
+        yield replace(table, store=store, reference=None, chunk_rows=shape.chunk_rows)
+
+
+def _batches(rows: ArrayRows, table: ArrayTable) -> Iterator[Any]:
+    """Yield all rows in their order, as the survey found them; the blocks of a Dask array are computed one by one."""
+    tables: Iterable[ArrayTable] = [table] * table.chunks
+    if rows.lazy:
+        blocks = whole_rows(rows.data).blocks.ravel()
+        tables = (table.of_block(number, block.compute()) for number, block in enumerate(blocks))
+    for number, part in enumerate(tables):
+        reader = ChunkReader(part, piece_rows(table.columns))
+        yield from reader.read(number)
 
 
 def _transaction(plan: Plan, table: ArrayTable, ledger: MemoryStorage) -> ArrayTransaction:
@@ -222,15 +293,16 @@ def _drawn_once(rows: ArrayRows, transaction: ArrayTransaction, register: Regist
     if transaction.reserve() in {State.RESERVED, State.STAGED}:
         executor = rows.executor()
         workers, threads, memory = executor.resources()
-        layout = layout_of(
-            transaction.table, plan.bound, workers, memory, threads=threads, fewer_threads=executor.limits_threads,
-            divisible=isinstance(plan.moment, IndependentEntries),
-        )  # fmt: skip
-        following = transaction
-        if plan.stages:
-            draw_stages(executor, transaction)
-            following = replace(transaction, realised=stages.resolved(transaction).realised)
-        compute(executor, following, Cluster(), layout)
+        with _together(rows, transaction.table) as table:
+            following = replace(transaction, table=table)
+            layout = layout_of(
+                table, plan.bound, workers, memory, threads=threads, fewer_threads=executor.limits_threads,
+                divisible=isinstance(plan.moment, IndependentEntries),
+            )  # fmt: skip
+            if plan.stages:
+                draw_stages(executor, following)
+                following = replace(following, realised=stages.resolved(following).realised)
+            compute(executor, following, Cluster(), layout)
     release, fresh = transaction.published(), Part.RELEASE in transaction.won
     if fresh:
         register.keep(transaction.ledger)

@@ -32,7 +32,7 @@ from dpdist.core.pipeline.sources import read_for
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.core.progress import Progress, steps
 from dpdist.core.release.request import ReleaseRequest
-from dpdist.core.rows.automatic import require_owner, rows_are, schema_of_numbers
+from dpdist.core.rows.automatic import require_owner, schema_of_numbers, whose_rows
 from dpdist.core.rows.dataset import RowsTable, open_ingested
 from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.units import Owner, Unit, unit_from
@@ -222,7 +222,7 @@ def _decisions(
     sentences = [
         f"{file}: {size}{counted(table.columns, 'column')}"
         + (f", without {listed(left_out)}" if left_out else ""),
-        rows_are(owner) if unit is None else
+        whose_rows(owner) if unit is None else
         f"All rows of one {unit.column} are protected together"
         + ("" if unit.max_rows is None else f", and at most {unit.max_rows} of them are kept"),
         f"The budget of the table is {Ledger(ledger).budget}, in {ledger}",

@@ -86,8 +86,10 @@ def named_like_persons(owners: Sequence[str]) -> str:
     return f"{_are(len(owners), 'column')} named like an identifier of persons: {listed(owners)}"
 
 
-def rows_are(owner: Owner) -> str:
-    """Return the decision about a table whose rows are all protected alone."""
+def whose_rows(owner: Owner) -> str:
+    """Return the decision about whose the rows of a table are."""
+    if owner.column is not None:
+        return f"All rows of one {owner.column} are protected together"
     if owner.each_row:
         return "Each row is protected as a person"
     return "No column is named like a person, so each row is taken for another person"

@@ -1,0 +1,80 @@
+"""The privacy unit of each row of X: ``groups`` of ``fit``, as in scikit-learn, or the name of a column of X."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import numpy as np
+
+from dpdist.core.errors import UsageError
+from dpdist.core.frames import as_frame, is_a, is_labelled
+from dpdist.core.moment.total import draw_key
+from dpdist.core.pipeline.arrays import Groups
+from dpdist.core.rows.encoding import MISSING_WORDS
+from dpdist.core.rows.units import named_units
+from dpdist.estimators.checked import RowsError
+
+_KEY = draw_key()
+"""Of this process, so that the same names are the same units in each fit."""
+
+
+def grouped(data: Any, groups: Any) -> tuple[Any, Groups | None]:
+    """Return X without the column that says whose rows they are, and the privacy unit of each row, if any."""
+    if groups is None:
+        return data, None
+    if isinstance(data, str | os.PathLike):
+        raise UsageError(
+            "groups is for rows in memory: the rows of a path have the privacy unit with which they were ingested."
+        )
+    name = "groups"
+    if isinstance(groups, str):
+        name, (data, groups) = groups, column_of(data, groups)
+    elif not is_a(groups, "dask", "Array") and isinstance(getattr(groups, "name", None), str):
+        name = groups.name
+    return data, Groups(name, _units(groups))
+
+
+def column_of(data: Any, name: str) -> tuple[Any, Any]:
+    """Return X without a named column, and this column."""
+    data = as_frame(data)
+    if is_a(data, "anndata", "AnnData"):
+        if name not in data.obs:
+            raise RowsError(f"X has no column {name!r} in .obs. It has: {', '.join(map(str, data.obs.columns))}.")
+        return data, data.obs[name]
+    if is_labelled(data):
+        places: Mapping[Hashable, Any] = data.coords
+        if name in places:
+            column = places[name]
+        elif name in getattr(data, "data_vars", ()):
+            column, data = data[name], data.drop_vars(name)
+        else:
+            raise RowsError(f"X has no coordinate {name!r} along its rows. It has: {', '.join(map(str, places))}.")
+        if column.ndim != 1:
+            raise RowsError(f"{name!r} must have one entry per row, not {column.ndim} dimensions.")
+        return data, column
+    columns = list(getattr(data, "columns", ()))
+    if name not in columns:
+        raise RowsError(f"X has no column {name!r}: groups is a name of a column of X, or one entry per row.")
+    return data.drop(columns=[name]), data[name]
+
+
+def _units(groups: Any) -> Any:
+    """Return units as int64, or as keyed digests of names, (n,)."""
+    groups = groups.compute() if hasattr(groups, "compute") and hasattr(groups, "dask") else groups
+    values = np.asarray(groups)
+    if values.ndim != 1:
+        raise RowsError(f"groups must have one entry per row, not {values.ndim} dimensions.")
+    if values.dtype.kind in "iu" and (values.dtype.itemsize < 8 or values.dtype.kind == "i"):
+        return values.astype(np.int64)
+    if values.dtype.kind == "f" and np.isfinite(values).all() and (np.trunc(values) == values).all():
+        exact = 2.0 ** (np.finfo(values.dtype).nmant + 1)
+        if (np.abs(values) < exact).all():
+            return values.astype(np.int64)
+    missing = [value is None or str(value).strip() in MISSING_WORDS for value in values.tolist()]
+    if any(missing):
+        raise RowsError(f"groups lacks the unit of row {missing.index(True)} (counting from 0). Give each row one.")
+    if values.dtype.kind not in "OUSTub":
+        raise RowsError("groups must be whole numbers or text, as rounding could merge two units.")
+    return np.ascontiguousarray(named_units([[str(value) for value in values.tolist()]], _KEY)).view("S16")[:, 0]

@@ -1,0 +1,151 @@
+"""All rows of a privacy unit are protected together for rows in memory: ``groups`` of every estimator."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import anndata
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import polars as pl
+import pytest
+import xarray as xr
+import zarr
+from scipy import sparse
+
+import dpdist
+from dpdist.core.errors import DataError, RefusedError, UsageError
+from dpdist.core.rows.units import Unit
+
+Matrix = npt.NDArray[np.float64]
+ASK: dict[str, Any] = {"epsilon": 30, "delta": 1e-6}
+NAMES = list("abcd")
+pytestmark = pytest.mark.filterwarnings("ignore:As many rows were released")
+
+
+def visits(seed: int) -> tuple[Matrix, npt.NDArray[np.int64]]:
+    random = np.random.default_rng(seed)
+    counts = np.maximum(1, random.lognormal(1.2, 1.0, 900).astype(int))
+    who = np.repeat(np.arange(900), counts)
+    rows = random.normal(size=(len(who), 4)) @ np.array([[1.0, 1, 0, 0], [0, 2, 1, 0], [0, 0, 1, 0], [1, 0, 0, 3]]) + 2
+    order = random.permutation(len(who))
+    return rows[order], who[order]
+
+
+def weighted(rows: Matrix, who: npt.NDArray[np.int64], release: dpdist.Release) -> tuple[Matrix, float]:
+    """Return the covariance of the rows with their weights, and the sum of the weights, by hand."""
+    bound = release.bound
+    x = (rows - np.array(bound.centre)) / np.array(bound.scale)
+    x *= np.minimum(1, bound.shortened_norm / np.linalg.norm(x, axis=1))[:, None]
+    augmented = np.column_stack([x, np.full(len(x), bound.constant * bound.unit)])
+    weights = np.empty(len(x))
+    for unit in np.unique(who):
+        own = who == unit
+        weights[own] = min(1.0, bound.clip_norm**2 / np.linalg.norm(augmented[own].T @ augmented[own]))
+    mean = np.average(x, axis=0, weights=weights)
+    scale = np.array(bound.scale)
+    return (x - mean).T @ ((x - mean) * weights[:, None]) / weights.sum() * np.outer(scale, scale), weights.sum()
+
+
+def tables(rows: Matrix, who: npt.NDArray[np.int64]) -> dict[str, tuple[Any, Any, str]]:
+    """Return X, groups and the name of the unit in every form."""
+    frame = pd.DataFrame(rows, columns=NAMES)
+    text = np.array([f"P{unit}" for unit in who])
+    store = zarr.create_array(zarr.storage.MemoryStore(), shape=rows.shape, chunks=(400, 4), dtype="float64")
+    store[:] = rows
+    labelled = xr.DataArray(rows, dims=("visit", "x"), coords={"subject": ("visit", text), "x": NAMES})
+    cells = anndata.AnnData(rows, obs=pd.DataFrame({"donor": text}, index=[f"c{i}" for i in range(len(rows))]))
+    return {
+        "array": (rows, who, "groups"), "array, text": (rows, text, "groups"), "list": (rows, who.tolist(), "groups"),
+        "pandas": (frame.assign(id=text), "id", "id"), "series": (frame, pd.Series(who, name="person"), "person"),
+        "polars": (pl.DataFrame(frame).with_columns(id=pl.Series(text)), "id", "id"),
+        "xarray": (labelled, "subject", "subject"), "anndata": (cells, "donor", "donor"),
+        "sparse": (sparse.csr_matrix(rows), who, "groups"), "zarr": (store, who, "groups"),
+        "dask array": (da.from_array(rows, chunks=(500, 4)), who, "groups"),
+        "dask groups": (da.from_array(rows, chunks=(500, 4)), da.from_array(who, chunks=300), "groups"),
+        "dask frame": (dd.from_pandas(frame.assign(id=text), npartitions=3), "id", "id"),
+    }  # fmt: skip
+
+
+FORMS = list(tables(*visits(0)))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_rows_and_groups_gives_weighted_answers(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(tempfile.mkdtemp())
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    rows, who = visits(1 + FORMS.index(form))
+    data, groups, name = tables(rows, who)[form]
+    fitted = dpdist.PrivateCovariance("none", **ASK).fit(data, groups=groups)
+    release = fitted.release_
+    assert release.unit == Unit(name)
+    assert release.bound.unit_norm == "frobenius"
+    expected, total = weighted(rows, who, release)
+    assert release.row_count == pytest.approx(total, rel=0.06)
+    assert total < 0.99 * len(rows)
+    assert fitted.covariance_ == pytest.approx(expected, rel=0.1, abs=0.15)
+    assert list(folder.iterdir()) == []  # rows were sorted there
+    assert fitted.n_features_in_ == 4
+
+
+def test_the_same_fit_is_free_and_other_groups_are_another_release() -> None:
+    rows, who = visits(40)
+    first = dpdist.PrivatePCA(**ASK).fit(rows, groups=who)
+    again = dpdist.PrivatePCA(**ASK).fit(rows, groups=who)
+    assert (first.fresh_, again.fresh_) == (True, False)
+    assert np.array_equal(first.components_, again.components_)
+    for others in (who[::-1].copy(), None):
+        with pytest.raises(RefusedError):
+            dpdist.PrivatePCA(**ASK).fit(rows, groups=others)
+
+
+def test_components_and_slopes_of_units() -> None:
+    rows, who = visits(41)
+    model = dpdist.PrivateRidge(**ASK).fit(rows[:, :3], rows[:, 3] + rows[:, 0], groups=who)
+    assert model.release_.unit == Unit("groups")
+    assert model.coef_.shape == (3,)
+    pca = dpdist.PrivatePCA(2, **ASK).fit(pd.DataFrame(rows * 2, columns=NAMES).assign(id=who), groups="id")
+    assert list(pca.feature_names_in_) == NAMES
+    assert "weigh less" in pca.summary()
+
+
+def test_one_call_takes_the_column_of_a_person() -> None:
+    rows, who = visits(42)
+    said: list[str] = []
+    frame = pd.DataFrame(rows, columns=NAMES).assign(patient_id=who, customer_id=who + 1)
+    pca = dpdist.private_pca(frame, **ASK, privacy_unit="patient_id", say=said.append)
+    assert pca.release_.unit == Unit("patient_id")
+    assert "All rows of one patient_id are protected together." in said[0]
+    assert list(pca.feature_names_in_) == NAMES
+    with pytest.raises(UsageError, match="leave max_rows out"):
+        dpdist.private_pca(frame, **ASK, privacy_unit="patient_id", max_rows=3)
+    with pytest.raises(DataError, match="no column 'who'"):
+        dpdist.private_pca(frame, **ASK, privacy_unit="who")
+
+
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [
+        ([1, 2], "has 2 entries"), ([None] * 5, "lacks the unit of row 0"), (["a", "", "b", "c", "d"], "row 1"),
+        ([1.5] * 5, "rounding could merge"), ([[1]] * 5, "not 2 dimensions"), ("id", "no column 'id'"),
+        ([np.nan, 1, 2, 3, 4], "lacks the unit of row 0"),
+    ],
+)  # fmt: skip
+def test_unusable_groups_are_refused_before_anything_is_charged(groups: Any, words: str) -> None:
+    rows = np.random.default_rng(3).normal(size=(5, 2))
+    with pytest.raises(DataError, match=words):
+        dpdist.PrivateCovariance(epsilon=1, delta=1e-6, clip=3, scale=[1, 2]).fit(rows, groups=groups)
+
+
+def test_a_path_has_its_own_unit_and_a_lazy_array_must_not_change(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="with which they were ingested"):
+        dpdist.PrivateCovariance(epsilon=1, delta=1e-6).fit(tmp_path / "rows.zarr", groups=[1])
+    random, (rows, who) = np.random.default_rng(5), visits(43)
+    changing = da.from_array(rows, chunks=(500, 4)).map_blocks(lambda block: block + random.normal(), dtype=float)
+    with pytest.raises(DataError, match="different rows on the second read"):
+        dpdist.PrivateCovariance(**ASK).fit(changing, groups=who)
