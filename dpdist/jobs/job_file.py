@@ -308,8 +308,8 @@ def _unfit_in_place(rows: Rows) -> Iterator[str]:
         yield "[rows] in_place = true is for one table, and periods are copied. Omit it."
     if rows.privacy_unit is not None:
         yield (
-            "[rows] privacy_unit keeps some rows of each unit, and in_place = true uses all rows unchanged. "
-            "Omit in_place."
+            "[rows] privacy_unit sorts rows by unit, or keeps some of each, and in_place = true uses all of them "
+            "unchanged. Omit in_place."
         )
     if rows.columns is not None:
         yield "[rows] columns chooses columns, and in_place = true uses all of them. Omit columns or in_place."

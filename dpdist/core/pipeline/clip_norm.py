@@ -119,23 +119,37 @@ class ClipChoice:
         )
 
     @property
+    def _effect(self) -> str:
+        if not self.histogram.unit_norm:
+            return "would be clipped to it"
+        advice = (
+            ""
+            if self.purpose is not None
+            else (
+                f". A smaller one, at which more weigh less, often has less error: {parameter('components', 'K')} "
+                f"{parameter('release_epsilon', 'E')} choose it"
+            )
+        )
+        return f"their rows would weigh less{advice}"
+
+    @property
     def _quantile_text(self) -> str:
         return f"{float(self.quantile):g}-quantile of the norms"
 
     def _longer(self) -> str:
         """Return the beginning of a sentence, with its verb, about the rows longer than the edge."""
-        share, n = self.found.tail, self.histogram.rows
+        share, n, counted_ones = self.found.tail, self.histogram.rows, self.histogram.noun
         if share is None:
-            return "An unknown share of the rows is"
+            return f"An unknown share of the {counted_ones} is"
         if n is None:
-            return f"An estimated {share:.2%} of the rows (standard error {self.found.tail_error:.2%}) are"
+            return f"An estimated {share:.2%} of the {counted_ones} (standard error {self.found.tail_error:.2%}) are"
         return f"An estimated {share * n:.0f} of {n} rows ({share:.2%}) are"
 
     def _chosen(self, clip: float) -> str:
         position, edges, worth = self.found, self.histogram.edges, self.worth
         lower_end = "" if position.above_edge is None else f"above {exactly(edges[position.above_edge])} and "
         text = (
-            f"Clip norm {exactly(clip)}. {self._longer()} longer, and would be clipped to it."
+            f"Clip norm {exactly(clip)}. {self._longer()} longer, and {self._effect}."
             f"\nAccuracy: the noise {worth.moved}"
         )
         if self.histogram.rows is None:

@@ -37,6 +37,7 @@ from dpdist.core.rows.chunks import ChunkReader
 from dpdist.core.rows.dataset import RowsTable, incomplete
 from dpdist.core.rows.periods import is_periodic, open_periods
 from dpdist.core.rows.table import Table
+from dpdist.core.rows.unit_rows import starts_in
 from dpdist.core.rows.units import Unit
 from dpdist.core.rows.writing import chunk_key
 from dpdist.core.storage.arrays import Text, attributes_of
@@ -337,6 +338,8 @@ def _damaged(table: Table, progress: Progress | None, missing: dict[int, str]) -
         try:
             for _ in local.reader.read(index):
                 pass
+            if isinstance(table, RowsTable) and table.together:
+                starts_in(table, index)
         except DataError as error:
             return str(error)
         return None

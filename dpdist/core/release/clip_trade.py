@@ -152,12 +152,13 @@ def quantile_for(purpose: ForComponents, histogram: NormHistogram, columns: int,
         return Fraction(95, 100)
     indices = list(quantiles)
     clips = np.array(histogram.edges)[indices]
-    expected = losses(purpose.number, columns, share, clips, np.array(trace)[indices], total)
+    units = bool(histogram.unit_norm)
+    expected = losses(purpose.number, columns, share, clips, np.array(trace)[indices], total, units=units)
     return quantiles[indices[int(expected.argmin())]]
 
 
 def clip_for(
-    purpose: ForComponents, histogram: NormHistogram, columns: int, max_rows: int = 1, *, units: bool = False
+    purpose: ForComponents, histogram: NormHistogram, columns: int, max_rows: int = 1
 ) -> tuple[float, Fraction]:
     """Return the clip norm with the smallest expected loss for the components, and its approximate quantile."""
     first, last = _occupied(histogram)
@@ -171,6 +172,7 @@ def clip_for(
     if total <= 0 or not positive.any():
         return histogram.clip_norm()
     share = noise_share(purpose, histogram.guarantee.neighbours, columns, max_rows)
+    units = bool(histogram.unit_norm)
     expected = losses(purpose.number, columns, share, clips[positive], np.array(trace)[positive], total, units=units)
     clip = float(f"{clips[positive][int(expected.argmin())]:.4g}")
     return clip, histogram.share_up_to(clip)

@@ -25,7 +25,7 @@ from dpdist.core.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, ne
 from dpdist.core.release.histograms import HistogramDraw
 from dpdist.core.release.request import common_parameters, id_of
 from dpdist.core.release.transaction import ReleaseTransaction
-from dpdist.core.rows.bounding import RowBound
+from dpdist.core.rows.bounding import RowBound, unit_norm_of
 from dpdist.core.rows.table import Table
 
 FORMAT = "dpdist-norms/1"
@@ -119,8 +119,10 @@ class NormsDraw(HistogramDraw):
         public = self.request.neighbours is Neighbours.REPLACE_ONE and not self.table.together
         rows = self.table.rows if public else None
         edges, calibrated = self.request.grid.edges, self.calibrated()
-        condition = self.account().condition
-        return NormHistogram.of_noisy(noisy, calibrated, edges, rows, self.release_id, ledger_head, condition).to_json()
+        return NormHistogram.of_noisy(
+            noisy, calibrated, edges, rows, self.release_id, ledger_head, self.account().condition,
+            self.counting().unit_norm,
+        ).to_json()  # fmt: skip
 
     def read(self) -> NormHistogram:
         """Read the committed histogram, verified, and record its publication; idempotent."""
@@ -196,15 +198,23 @@ class NormHistogram:
     rows: int | None  # n under replace-one, None under add-remove
     ledger_head: str  # head of the ledger's journal before the draw; detects a ledger that has lost the histogram
     condition: str | None = None  # a statement about the ledger's past on which the guarantee depends
+    unit_norm: UnitNorm = ""  # of the moments of privacy units, which are then counted; empty: rows are
 
     @classmethod
     def of_noisy(
         cls, noisy: Counts, calibrated: CalibratedHistogram, edges: tuple[float, ...], rows: int | None,
-        release_id: str = "", ledger_head: str = "", condition: str | None = None,
+        release_id: str = "", ledger_head: str = "", condition: str | None = None, unit_norm: UnitNorm = "",
     ) -> NormHistogram:  # fmt: skip
         """Return a histogram from noisy counts; ``rows`` is n if it is public."""
-        counts = tuple(noisy.tolist())
-        return cls(release_id, calibrated.guarantee, edges, counts, calibrated.noise, rows, ledger_head, condition)
+        guarantee, noise = calibrated.guarantee, calibrated.noise
+        return cls(
+            release_id, guarantee, edges, tuple(noisy.tolist()), noise, rows, ledger_head, condition, unit_norm
+        )  # fmt: skip
+
+    @property
+    def noun(self) -> str:
+        """What is counted, in the plural."""
+        return "privacy units" if self.unit_norm else "rows"
 
     @property
     def cautions(self) -> tuple[str, ...]:
@@ -262,6 +272,7 @@ class NormHistogram:
             "n": self.rows,
             "ledger_head": self.ledger_head,
             **({} if self.condition is None else {"condition": self.condition}),
+            **({"unit_norm": self.unit_norm} if self.unit_norm else {}),
         }
 
     @classmethod
@@ -275,6 +286,7 @@ class NormHistogram:
         return cls(
             value["release_id"], Guarantee.from_json(value["guarantee"]), tuple(value["edges"]), tuple(value["counts"]),
             noise_from_json(value["noise"]), value["n"], value["ledger_head"], value.get("condition"),
+            unit_norm_of(value.get("unit_norm", "")),
         )  # fmt: skip
 
 

@@ -115,7 +115,7 @@ def _realised(
         else:
             purpose = ForComponents(number, plan.loss)
             changed = plan.dimensions.changed_rows
-            clip_norm, share = clip_for(purpose, norms, width, changed, units=bool(bound.unit_norm))
+            clip_norm, share = clip_for(purpose, norms, width, changed)
         chosen |= {"clip_norm": clip_norm, "quantile": float(share)}
         if norm_limit is not None:
             unclipped = norm_limit if plan.dimensions.whole else unclipped_norm(norm_limit, width, bound.grid_bits)

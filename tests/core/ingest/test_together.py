@@ -19,6 +19,7 @@ from dpdist.core.ingest.readers.base import Choices
 from dpdist.core.ingest.registered import open_rows
 from dpdist.core.ingest.write import ingest
 from dpdist.core.moment.total import add_partials, complete, moment_task, partition_moment
+from dpdist.core.pipeline.inspect import inspect_path
 from dpdist.core.pipeline.sources import ingest_rows
 from dpdist.core.rows import dataset, unit_rows
 from dpdist.core.rows.bounding import RowBound
@@ -159,6 +160,7 @@ def test_damaged_boundaries_are_refused(tmp_path: Path, fault: str) -> None:
         path.write_bytes(content[: -5 if fault == "short" else None])
     with pytest.raises(DataError, match="privacy units begin"):
         units_in(open_rows(table.store), [range(table.chunks)])
+    assert "privacy units begin" in " ".join(inspect_path(tmp_path / "rows.zarr", verify=True).damaged or ())
 
 
 def test_a_unit_larger_than_memory_is_refused_with_the_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,6 +150,8 @@ def test_a_clip_norm_of_units_is_chosen_by_their_number_which_stays_private(tmp_
     choice = choose_clip_norm(table.store, NormsRequest(LOSS), say=said.append)
     assert choice.histogram.rows is None  # under replace-one, too
     assert "The number of privacy units is private" in said[0]
+    assert "of the privacy units" in choice.describe()
+    assert "their rows would weigh less" in choice.describe()
     norms = sorted(np.linalg.norm(rows[who == unit].T @ rows[who == unit]) ** 0.5 for unit in np.unique(who))
     assert choice.clip == pytest.approx(norms[int(0.95 * len(norms))], rel=0.3)
 
