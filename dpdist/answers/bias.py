@@ -184,6 +184,11 @@ class ClippedRows:
         return f"{self._bound or 'up to all'} of them"
 
     @property
+    def noun(self) -> str:
+        """The rows that answers are about."""
+        return "clipped rows" if self.unit is None else "weighted rows"
+
+    @property
     def _busy(self) -> str:
         """The share of units that weigh less, with a following word; empty if unknown."""
         if self.between is None:
@@ -317,7 +322,7 @@ class UnitWeights:
         if self.full is not None:
             busy = 2 * math.ceil(self.full)
             details = [
-                f"from about {self.full:.2g} typical rows on",
+                f"from about {self.full:.2g} rows on, fewer if they are alike",
                 f"{self.weight(busy):.2g} each with {busy}",
                 *details,
             ]

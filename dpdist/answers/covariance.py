@@ -280,6 +280,6 @@ def _variance(noise: EntryNoise, squares: Matrix, diagonal: Matrix, corner: Matr
 def no_rows() -> str:
     """Return the message for a private number of rows without a mean."""
     return (
-        "Under add-remove the number of rows is private, so a covariance needs the private mean. Use "
-        f"{parameter('centre', 'private')} or {parameter('neighbours', 'replace-one')}."
+        "The number of rows is private under add-remove, and the sum of their weights where all rows of a privacy unit "
+        f"are kept, so a covariance needs the private mean: release with {parameter('centre', 'private')}."
     )

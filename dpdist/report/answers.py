@@ -82,7 +82,8 @@ def about_intervals(release: Release, results: Sequence[Regression]) -> str:
     if clipped := {target: why for target, why in unknown.items() if why}:
         which = "" if len(clipped) == len(unknown) else f" of {listed(clipped)}"
         why = next(iter(clipped.values()))
-        about += f" They describe the clipped rows. For the rows as they are, coefficients{which} are {why}."
+        rows = clipped_rows(release).noun
+        about += f" They describe the {rows}. For the rows as they are, coefficients{which} are {why}."
     if release.unit is None or not population:
         return about
     return (

@@ -111,7 +111,7 @@ def heat_of(release: Release) -> Heat:
         vary = "varies" if result.clear == 1 else "vary"
         return Heat(f"{result.clear} of {d} columns {vary} clearly above the noise, and a correlation needs two.")
     centre = "the released mean" if release.bound.constant else "the public centre, as no mean was released"
-    chosen = f"Correlations of clipped rows about {centre}. "
+    chosen = f"Correlations of {'weighted' if release.bound.unit_norm else 'clipped'} rows about {centre}. "
     if result.clear < d:
         chosen += f"{result.clear} of {d} columns have a variance above {ABOVE:g} standard deviations of the noise. "
     if result.clear > count:

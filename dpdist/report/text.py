@@ -82,7 +82,7 @@ def alignment(result: Alignment, lengths: ClippedRows) -> str:
     widths = [max(len(cell) for cell in column) for column in zip(narrow, *rows, strict=True)]
     legend = [
         lengths.unknown
-        and f"A true value is that of the clipped rows; for the rows as they are it is {lengths.unknown}.",
+        and f"A true value is that of the {lengths.noun}; for the rows as they are it is {lengths.unknown}.",
         "" if result.rounding is None else result.rounding.describe(),
         f"{ALIGNED} {SURE}" if result.counted else "",
         _UNDISTINGUISHED if result.counted < len(result.eigenvalues) else "",

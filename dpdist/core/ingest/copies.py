@@ -94,10 +94,11 @@ def _digests(blocks: Generator[Rows], dtype: np.dtype[np.generic], weights: Word
     with np.errstate(over="ignore"):
         for block in blocks:
             for start in range(0, len(block), step):
-                keys = row_keys(block[start : start + step], dtype, weights)
+                words = _words(block[start : start + step], dtype).astype(np.uint64)
+                keys = hashed((words ^ (words >> _HALF)) @ weights)
                 numbers = np.arange(row, row + len(keys), dtype=np.uint64)
-                ordered += _mixed(keys + numbers * _ODD).sum()
-                unordered += _mixed(keys).sum()
+                ordered += hashed(keys + numbers * _ODD).sum()
+                unordered += hashed(keys).sum()
                 if len(distinct) < _MANY:
                     distinct.update(np.unique(keys)[:_MANY].tolist())
                 row += len(keys)
@@ -105,13 +106,7 @@ def _digests(blocks: Generator[Rows], dtype: np.dtype[np.generic], weights: Word
     return {"": int(ordered)} | ({", in another order": int(unordered)} if many else {})
 
 
-def row_keys(rows: Rows, dtype: np.dtype[np.generic], weights: Words) -> Words:
-    """Return keyed hashes of rows as the table stores them, (r,)."""
-    words = _words(rows, dtype).astype(np.uint64)
-    return _mixed((words ^ (words >> _HALF)) @ weights)
-
-
-def _mixed(keys: Words) -> Words:
+def hashed(keys: Words) -> Words:
     """Return hashed keys: SplitMix64 (Steele, Lea & Flood 2014)."""
     keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,9 +1,11 @@
 """Stores all rows of each privacy unit together, in an order that follows from a secret key: an external sort.
 
-Rows are sorted by a keyed hash of their unit, then by the unit, and within a unit by a keyed hash of their values. The
-key is that of the ingest, is drawn for it, and has nothing to do with the keys of dithers. So the order does not depend
-on that of the source, and the first row of a unit is one of its rows, chosen by the key. The rows of a unit depend in
-number and order on this unit only; where they begin depends on the others (:mod:`dpdist.core.rows.dither`).
+Rows are sorted by a keyed hash of their unit, then by the unit, and within a unit by a keyed hash of the unit and of
+their values. The key is that of the ingest, is drawn for it, and has nothing to do with the keys of dithers. So the
+order does not depend on that of the source, and the first row of a unit is one of its rows, chosen by the key. Values
+are hashed as float64, with one zero and one NaN, and not in the type of the table, which follows from all rows. So the
+rows of a unit depend in number and order on this unit only; where they begin depends on the others
+(:mod:`dpdist.core.rows.dither`).
 
 The order is kept as one bit per row, set for the first row of a unit (:mod:`dpdist.core.rows.unit_rows`), in the
 private folder of the rows. The bits, the number of units and that of the rows of a unit are stored nowhere else, and in
@@ -24,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from dpdist.core.errors import DataError
-from dpdist.core.ingest.copies import row_keys, weights_of
+from dpdist.core.ingest.copies import Words, hashed, weights_of
 from dpdist.core.ingest.readers.base import Rows
 from dpdist.core.rows.table import Shape
 from dpdist.core.rows.unit_rows import largest_unit, packed_starts
@@ -72,12 +74,13 @@ class Gathered:
 
     def append(self, rows: Rows, start: int) -> Rows:
         """Take rows of the source, (r, d), from row ``start`` on."""
+        self.before()
         batch = np.empty(len(rows), self._record)
         kind = self._record["unit"]
         self._units.seek(start * kind.itemsize)
         batch["unit"] = np.frombuffer(self._units.read(len(rows) * kind.itemsize), kind)
         batch["order"] = draws_of(batch["unit"], np.zeros(len(rows), np.int64), self._key)
-        batch["key"] = row_keys(rows, np.dtype(self._shape.dtype), self._weights)
+        batch["key"] = self._keys(rows, batch["order"])
         batch["values"] = rows
         part = batch["order"] >> np.uint64(64 - _BITS)
         order = np.argsort(part, kind="stable")
@@ -85,6 +88,13 @@ class Gathered:
         for i, file in enumerate(self._files):
             file.write(batch[order[ends[i] : ends[i + 1]]].data)
         return rows
+
+    def _keys(self, rows: Rows, orders: Words) -> Words:
+        """Return keyed hashes of rows and their units, (r,)."""
+        values = rows.astype(np.float64) + 0.0  # -0 becomes 0
+        values[np.isnan(values)] = np.nan
+        words = values.view(np.uint64)
+        return hashed((words ^ (words >> np.uint64(32))) @ self._weights + orders)
 
     def write(self, writer: RowsWriter, column: str) -> bytes:
         """Write the sorted rows, and return where units begin (:func:`dpdist.core.rows.unit_rows.packed_starts`)."""

@@ -48,8 +48,7 @@ from dpdist.core.rows.automatic import by_option, in_schema, row_is_unit
 from dpdist.core.rows.dataset import RowsTable, head_of, open_ingested, require_space, shape_of
 from dpdist.core.rows.persons import Watch
 from dpdist.core.rows.schema import Schema
-from dpdist.core.rows.table import Shape
-from dpdist.core.rows.unit_rows import UNITS
+from dpdist.core.rows.table import UNITS, Shape
 from dpdist.core.rows.units import UNIT_BYTES, Digests, KeptRows, Numbers, Unit, among, kept_rows, whole_numbers
 from dpdist.core.rows.writing import RowsWriter
 from dpdist.core.storage import atomic
@@ -133,7 +132,7 @@ def _of_schema(schema: Schema, columns: Sequence[str] | None, unit: Unit | None,
         raise schema_says_columns()
     if period is None and unit is not None:
         raise UsageError(
-            'The schema declares the privacy unit: kind = "privacy unit", and max_rows. Leave the option out.',
+            'The schema declares the privacy unit: kind = "privacy unit". Leave the option out.',
             parameter="privacy_unit",
         )
     if period is None or unit == schema.unit:

@@ -58,7 +58,7 @@ from dpdist.core.rows.bounding import RowBound
 from dpdist.core.rows.chunks import ChunkReader
 from dpdist.core.rows.dataset import partitions, shape_of
 from dpdist.core.rows.schema import Schema
-from dpdist.core.rows.unit_rows import UNITS
+from dpdist.core.rows.table import UNITS
 from dpdist.core.rows.units import Digests, Numbers, Unit
 from dpdist.core.rows.writing import RowsWriter
 from dpdist.core.runtime.checks import forbid_core_dumps

@@ -66,10 +66,9 @@ class ClipChoice:
     @property
     def worth(self) -> QuantileAccuracy:
         """Accuracy of the answer, with an estimate of n if n is private."""
-        rows = self.histogram.rows
-        return QuantileAccuracy(
-            self.quantile, self.found.rows, max(0, sum(self.histogram.counts)) if rows is None else rows
-        )
+        histogram = self.histogram
+        rows = max(0, sum(histogram.counts)) if histogram.rows is None else histogram.rows
+        return QuantileAccuracy(self.quantile, self.found.rows, rows, noun=histogram.noun)
 
     @property
     def clip(self) -> float | None:
@@ -446,7 +445,7 @@ def require_choice(transaction: MomentTransaction) -> None:
         )
     if "scale" in choices:
         counting = stages.columns_of(transaction).counting()
-        stages.require_seen(request, counting, table.rows, table.max_rows)
+        stages.require_seen(request, counting, table.rows, table.max_rows, together=table.together)
     refusal = advice.choice_refused(request, table.columns, table.rows, table.max_rows)
     if refusal is not None:
         raise RefusedError(f"{refusal} Nothing was spent.")

@@ -260,13 +260,22 @@ def _release(store: Store) -> Facts:
         ("mechanism", f"{release.mechanism}, {release.status}"),
         ("proved", release.guarantee_words()),
         *(("caution", caution) for caution in release.cautions),
-        ("clip norm", exactly(bound.clip_norm) + (", mean released as well" if bound.constant else "")),
+        (
+            "clip norm",
+            exactly(bound.clip_norm)
+            + (f", of all rows of one {release.unit.column}" if bound.unit_norm and release.unit else "")
+            + (", mean released as well" if bound.constant else ""),
+        ),
         ("grid", grid),
         ("stage", stage_words(release).strip()),
         ("centre", "categories and booleans are about their middles, which follow from the schema" if own else ""),
         ("shifted by", "a public centre" * (any(bound.centre or ()) and not own and "centre" not in chosen)),
         ("scaled by", "a public scale" * (bound.scale is not None and not own and "scale" not in chosen)),
-        ("rows", "not published" if release.rows is None else str(release.rows)),
+        (
+            "rows",
+            ("not published" if release.rows is None else str(release.rows))
+            + (", and answers are of weighted ones" if bound.unit_norm else ""),
+        ),
         ("columns", columns_line(release.names)),
         ("schema", schema_line(release.schema)),
         ("noise", release.noise.law),

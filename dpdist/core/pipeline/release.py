@@ -203,6 +203,7 @@ def release_table(
         if transaction.draws > 1:
             require_choice(transaction)
             _report_free_norm(transaction, on_message)
+            _report_units(transaction, on_message)
         _require_centre(transaction)
     with cluster.connected() as executor:
         executor.require_visible(table.probe, ROOT)
@@ -243,6 +244,17 @@ def _report_free_norm(transaction: trusted.MomentTransaction, on_message: Callab
     free = advice.free_norm(transaction.table, request).lstrip()
     if free and request.clip_norm == "private":
         on_message(f"{free} A privately chosen one may be smaller, with less noise.")
+
+
+def _report_units(transaction: trusted.MomentTransaction, on_message: Callable[[str], None]) -> None:
+    """Say how many privacy units a private scale needs: it counts each once, and their number is private."""
+    table, request = transaction.table, transaction.plan.request
+    if table.together and table.unit is not None and "scale" in request.chooses:
+        least = stages.least_units(request, stages.columns_of(transaction).counting())
+        on_message(
+            f"The scale is chosen by counts of each {table.unit.column}, and how many there are stays private: below "
+            f"some {least} of them it sees little."
+        )
 
 
 def _require_centre(transaction: trusted.MomentTransaction) -> None:

@@ -101,6 +101,7 @@ class QuantileAccuracy:
     error: float  # R, in rows
     rows: int | None  # n, or an estimate; None if unknown
     confidence: float = CONFIDENCE
+    noun: str = "rows"  # what is counted
 
     @property
     def useful(self) -> bool | None:
@@ -122,7 +123,7 @@ class QuantileAccuracy:
     @property
     def moved(self) -> str:
         """The effect of the noise on ranks, as part of a sentence."""
-        return f"moves ranks by up to {self.error:.0f} rows (confidence {self.confidence:g})"
+        return f"moves ranks by up to {self.error:.0f} {self.noun} (confidence {self.confidence:g})"
 
     def ends(self) -> str:
         """Return the range of the clip norm in quantiles, rounded outwards, as part of a sentence."""
@@ -139,7 +140,8 @@ def forecast_accuracy(request: NormsRequest, table: Table, quantile: Fraction) -
     public = request.neighbours is Neighbours.REPLACE_ONE and not table.together  # else counts are of units
     noise = request.calibrated(table).noise
     error = rank_error(noise, len(request.grid.edges), quantile, rows_known=public)
-    return QuantileAccuracy(quantile, error, table.rows if public else None)
+    noun = "privacy units" if table.together else "rows"
+    return QuantileAccuracy(quantile, error, table.rows if public else None, noun=noun)
 
 
 RequestT = TypeVar("RequestT", ReleaseRequest, NormsRequest)
@@ -203,10 +205,10 @@ def useful_epsilon(request: NormsRequest, table: Table, quantile: Fraction) -> i
 def forecast(request: NormsRequest, table: Table, requested: Fraction | None, left_micro: int | None = None) -> str:
     """Describe the accuracy of the answer before anything is spent; refuse a useless one."""
     quantile = Fraction(1, 2) if requested is None else requested
-    accuracy, counted = forecast_accuracy(request, table, quantile), "privacy units" if table.together else "rows"
+    accuracy = forecast_accuracy(request, table, quantile)
     if accuracy.rows is None:
         return (
-            f"Forecast: the noise {accuracy.moved}. The number of {counted} is private; the answer is useful for "
+            f"Forecast: the noise {accuracy.moved}. The number of {accuracy.noun} is private; the answer is useful for "
             f"{math.ceil(2 * accuracy.error / min(quantile, 1 - quantile))} or more."
             f"{free_norm(table, request)}"
         )

@@ -142,59 +142,68 @@ def bound_of(request: ReleaseRequest, size: Dimensions, grid_bits: int) -> RowBo
         constant=2 ** (grid_bits - size.constant_bits) if private else 0,
         unit_norm=request.mechanism_info.unit_norm if size.together else "",
     )
+    rows = UsualRow.of(request, size.schema)
     clip = auto_clip(size.numbers) if request.clip_norm == "auto" else request.clip_norm
     if clip == "schema" and size.together and size.schema is not None:
-        rows = size.schema.clipped(bound, size.schema.clip_norm or 1.0)
-        longest = math.hypot(size.schema.numbers_norm or 0.0, rows.whole_norm, constant_of(rows, size.schema))
+        whole = size.schema.clipped(bound, size.schema.clip_norm or 1.0).whole_norm
+        longest = math.hypot(size.schema.numbers_norm or 0.0, whole, rows.constant(bound))
         clip = unclipped_norm(longest, size.columns, grid_bits)
     if isinstance(clip, str):
-        if bound.unit_norm and bound.constant and request.scale != "private":
-            constant_of(bound, size.schema)  # refuses rows of unknown size
+        rows.constant(bound)  # refuses rows of unknown size
         return bound
-    return with_clip_norm(bound, clip, size.schema)
+    return with_clip_norm(bound, clip, rows)
 
 
-def with_clip_norm(bound: RowBound, clip_norm: float, schema: Schema | None) -> RowBound:
+@dataclass(frozen=True)
+class UsualRow:
+    """The size of a usual row beside whole privacy units, whose clip norm says nothing of it."""
+
+    schema: Schema | None
+    scaled: bool  # whether numbers are divided by a scale, so that they have the deviation 1
+
+    @classmethod
+    def of(cls, request: ReleaseRequest, schema: Schema | None) -> UsualRow:
+        """Return the size of rows bounded by a request."""
+        return cls(schema, request.scale is not None)
+
+    def _numbers(self, bound: RowBound) -> int:
+        return bound.columns if self.schema is None else len(self.schema.numbers)
+
+    def _whole(self, bound: RowBound) -> float:
+        return 0.0 if self.schema is None else self.schema.whole(bound.centre, bound.scale).norm
+
+    def constant(self, bound: RowBound) -> float:
+        """Return the constant of private centring in the units of bounded rows: a quarter of the norm of a usual row.
+
+        Ranges are half of their largest norm. It is 0 for a bound of single rows, or without private centring.
+        """
+        numbers, schema = self._numbers(bound), self.schema
+        if not (bound.unit_norm and bound.constant):
+            return 0.0
+        if not numbers or self.scaled:
+            return math.hypot(math.sqrt(numbers), self._whole(bound)) / 4
+        if schema is None or schema.numbers_norm is None:
+            raise UsageError(
+                "The mean of rows that are all kept needs columns of a known size beside the constant. Add "
+                f"{parameter('scale', 'private')}, a public scale, or a schema with ranges."
+            )
+        return math.hypot(schema.numbers_norm / 2, self._whole(bound)) / 4
+
+    def least_clip_norm(self, bound: RowBound) -> float:
+        """Return the least clip norm to choose: that of rows alone, where it is known without a choice."""
+        numbers = self._numbers(bound)
+        longest = auto_clip(numbers) if numbers and self.scaled else 0.0
+        longest = math.hypot(longest, 1.01 * self._whole(bound), self.constant(bound))
+        return unclipped_norm(longest, bound.columns, bound.grid_bits) if longest else 0.0
+
+
+def with_clip_norm(bound: RowBound, clip_norm: float, rows: UsualRow) -> RowBound:
     """Return a bound whose numbers are clipped to a norm, and whose categories never are."""
-    if bound.unit_norm and bound.constant:
-        steps = round(constant_of(bound, schema) * 2**bound.grid_bits / clip_norm)
+    if constant := rows.constant(bound):
+        steps = round(constant * 2**bound.grid_bits / clip_norm)
         bound = replace(bound, constant=max(1, min(steps, 2 ** (bound.grid_bits - 1))))
+    schema = rows.schema
     return replace(bound, clip_norm=clip_norm) if schema is None else schema.clipped(bound, clip_norm)
-
-
-def constant_of(bound: RowBound, schema: Schema | None) -> float:
-    """Return the constant of private centring beside rows of whole units, in the units of bounded rows.
-
-    It is a quarter of the norm of a usual row: where the clip norm is that of a unit, this says nothing of a row.
-    Columns that were divided by a scale have the deviation 1, and ranges half of their largest norm.
-    """
-    whole = 0.0 if schema is None else schema.whole(bound.centre, bound.scale).norm
-    numbers = bound.columns if schema is None else len(schema.numbers)
-    if not numbers or _scaled(bound, schema):
-        return math.hypot(math.sqrt(numbers), whole) / 4
-    if schema is None or schema.numbers_norm is None:
-        raise UsageError(
-            "The mean of rows that are all kept needs columns of a known size beside the constant. Add "
-            f"{parameter('scale', 'private')}, a public scale, or a schema with ranges."
-        )
-    return math.hypot(schema.numbers_norm / 2, whole) / 4
-
-
-def _scaled(bound: RowBound, schema: Schema | None) -> bool:
-    """Whether numbers are divided by a scale."""
-    places = range(bound.columns) if schema is None else schema.numbers
-    return bound.scale is not None and any(bound.scale[place] != 1 for place in places)
-
-
-def least_clip_norm(bound: RowBound, schema: Schema | None) -> float:
-    """Return the least clip norm to choose for whole units: that of rows alone, where it is known without a choice."""
-    numbers = bound.columns if schema is None else len(schema.numbers)
-    longest = auto_clip(numbers) if numbers and _scaled(bound, schema) else 0.0
-    if schema is not None:
-        longest = math.hypot(longest, 1.01 * schema.whole(bound.centre, bound.scale).norm)
-    if bound.constant:
-        longest = math.hypot(longest, constant_of(bound, schema))
-    return unclipped_norm(longest, bound.columns, bound.grid_bits) if longest else 0.0
 
 
 def without_choices(request: ReleaseRequest) -> ReleaseRequest:

@@ -27,7 +27,7 @@ from dpdist.core.privacy.checks import LARGEST_EPSILON
 from dpdist.core.privacy.guarantee import MICRO, Neighbours, PrivacyLoss
 from dpdist.core.release.advice import enough_epsilon, norm_by_schema
 from dpdist.core.release.attributes import Stage
-from dpdist.core.release.bounds import Dimensions, auto_clip, constant_of, least_clip_norm, with_clip_norm
+from dpdist.core.release.bounds import Dimensions, UsualRow, auto_clip, with_clip_norm
 from dpdist.core.release.clip_trade import ForComponents, clip_for
 from dpdist.core.release.histograms import ColumnHistograms, ColumnsStage
 from dpdist.core.release.norm_histogram import NormHistogram, NormsRequest, NormsStage
@@ -71,7 +71,7 @@ def _norms_request(plan: Plan, bound: RowBound) -> NormsRequest:
     """Return the request of the stage of the norms, for rows shifted and scaled as in the release."""
     request, chosen = plan.request, plan.stages.get("clip norm")
     stage, grid = (plan.stages["clipped rows"], OneNorm(bound.clip_edge)) if chosen is None else (chosen, CLIP_GRID)
-    constant = constant_of(bound, plan.dimensions.schema) if bound.unit_norm and bound.constant else 0.0
+    constant = UsualRow.of(request, plan.dimensions.schema).constant(bound)
     return NormsRequest(
         stage.guarantee.loss, grid, request.neighbours, bound.centre, bound.scale, request.accept_large_delta,
         bound.unit_norm, constant,
@@ -122,9 +122,10 @@ def _realised(
             if unclipped <= clip_norm and not bound.unit_norm:  # public, and a larger norm would only add noise
                 del chosen["quantile"]
                 chosen["clip_norm"] = clip_norm = unclipped
+        usual = UsualRow.of(request, plan.dimensions.schema)
         if bound.unit_norm:
-            chosen["clip_norm"] = clip_norm = max(clip_norm, least_clip_norm(bound, plan.dimensions.schema))
-        bound = with_clip_norm(bound, clip_norm, plan.dimensions.schema)
+            chosen["clip_norm"] = clip_norm = max(clip_norm, usual.least_clip_norm(bound))
+        bound = with_clip_norm(bound, clip_norm, usual)
         answer = {**answer, "norms": norms.counting_json()} if by else norms.counting_json()
         by.append(quantile.NAME)
     if "clipped rows" in plan.stages:
@@ -166,10 +167,12 @@ def standardised(plan: Plan, histograms: ColumnHistograms, names: Sequence[str])
         return bound, chosen
     if request.clip_norm == "auto":
         chosen["clip_norm"] = auto
-    return with_clip_norm(bound, clip, plan.dimensions.schema), chosen
+    return with_clip_norm(bound, clip, UsualRow.of(request, schema)), chosen
 
 
-def require_seen(request: ReleaseRequest, counting: ColumnCounting, rows: int, max_rows: int = 1) -> None:
+def require_seen(
+    request: ReleaseRequest, counting: ColumnCounting, rows: int, max_rows: int = 1, *, together: bool = False
+) -> None:
     """Refuse a choice that cannot see: noise above 2 % of n on a count, or no bin with half of all rows would count.
 
     It reads no row and uses public numbers only: a private n is not used, but a stated limit of it is.
@@ -189,10 +192,20 @@ def require_seen(request: ReleaseRequest, counting: ColumnCounting, rows: int, m
     cure = f"The table is too small: epsilon {LARGEST_EPSILON} is not enough. Scale"
     if enough is not None:
         cure = f"Use {parameter('epsilon', f'{enough / MICRO:g}')} or more, or scale"
+    needed = f"{least} privacy units" if together else f"{least} rows"
     raise RefusedError(
-        f"The scale would be chosen with {loss}, a part of the loss, which requires at least {least} rows; the table "
-        f"has {'at most ' if private else ''}{rows}. Nothing was spent. {cure} the "
+        f"The scale would be chosen with {loss}, a part of the loss, which requires at least {needed}; the table "
+        f"has {'at most ' if private else ''}{rows}{' rows' * together}. Nothing was spent. {cure} the "
         "columns by public knowledge."
+    )
+
+
+def least_units(request: ReleaseRequest, counting: ColumnCounting) -> int:
+    """Return the number of privacy units that a private scale requires, if all their rows are kept."""
+    size = Dimensions(len(counting.grids), together=True)
+    stage = planned(replace(request, centre=None), size).stages["scale"]
+    return max(
+        columns.least_rows(stage.noise, counting.grids), math.ceil(math.sqrt(stage.noise.variance) / _MOST_NOISE)
     )
 
 

@@ -199,10 +199,12 @@ class RowBound:
             raise UsageError("The columns that are never shortened must be in ascending order.")
         if not 0 <= self.whole_norm < 2.0**500 or bool(self.whole_norm) > bool(self.whole):
             raise UsageError("The norm of the columns that are never shortened must be finite.")
-        if self.unit_norm and self.whole and self.whole_norm >= self.shortened_norm:
+        narrow = self.numbers_norm == 0 if self.numbers else self.whole_norm >= self.shortened_norm
+        if self.unit_norm and self.whole and narrow:
+            least = unclipped_norm(math.hypot(self.whole_norm, self.constant * self.unit), self.columns, self.grid_bits)
             raise UsageError(
-                f"The clip norm of a privacy unit must exceed {self.whole_norm:.4g}, the norm of the categories and "
-                "booleans of one row.",
+                f"The clip norm of a privacy unit must exceed {1.05 * least:.3g}: the categories and booleans of one "
+                "row, with the constant of the mean, have nearly this norm.",
                 parameter="clip",
             )
         if not (self.numbers or self.whole_norm):

@@ -27,7 +27,7 @@ from dpdist.core.paths import local
 from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.rows.columns import DTYPES
 from dpdist.core.rows.schema import Schema
-from dpdist.core.rows.table import Reference, RowsAttributes, Shape, UnitAttributes, builtins_of
+from dpdist.core.rows.table import UNITS, Reference, RowsAttributes, Shape, UnitAttributes, builtins_of
 from dpdist.core.rows.units import Unit
 from dpdist.core.rows.writing import RowsWriter, chunk_key
 from dpdist.core.storage.arrays import ROOT, Array, array_options, attributes_of, require_format, set_attributes
@@ -300,6 +300,11 @@ def open_ingested(path: AnyStore) -> RowsTable:
         raise DataError(
             f"A version before 0.1.0 wrote {store}, with zeros in the rows that the schema drops, which this one would "
             f"count. Ingest the source again: {step('ingest', 'SOURCE', 'ROWS')}."
+        )
+    if table.together and not store.exists(UNITS):
+        raise DataError(
+            f"{store} is damaged: it does not say where its privacy units begin. Restore it from a copy, or ingest the "
+            "source again."
         )
     if table.schema is not None and table.schema.features != table.names:
         raise DataError(f"{store} is damaged: its columns are not those of its schema. Restore it from a copy.")

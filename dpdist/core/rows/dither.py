@@ -64,11 +64,12 @@ each assignment of dithers is that of the release.
 * If one row is exchanged at its position, no other row moves. The bound then holds for each fixed key, without an
   assumption about the generator. A public key would rely on that alone. If the table was sorted, or rows were dropped,
   before rounding, an exchange moves other rows, which get other dithers.
-* Where all rows of privacy units are kept, they are sorted by a keyed digest of the unit. If the rows of a unit are
-  exchanged for as many others, no other row moves, and the previous point holds. If a unit is added or removed, rows
-  behind it move, and for them "for each fixed key" is lost: what remains is the coupling above, which assumes of the
-  generator that its words have the same distribution at every position. The key of the order is that of the ingest, and
-  keys of dithers are drawn afterwards, so no position is chosen with knowledge of its dithers.
+* Where all rows of privacy units are kept, they are sorted by a keyed hash of the unit. If the rows of a unit are
+  exchanged for as many others of the same name, no other row moves, and the previous point holds. If a unit is added,
+  removed or exchanged for one of another name, rows behind it move, and for them "for each fixed key" is lost: what
+  remains is the coupling above, which assumes of the generator that its words have the same distribution at every
+  position. The key of the order is that of the ingest, and keys of dithers are drawn afterwards, so no position is
+  chosen with knowledge of its dithers.
 
 **The sphere.** Rounding makes a row longer: ``E |z|² = |x|² + d/4``, with a deviation of |x|. So rows are clipped to
 ``C' = 2^b - 2 - d / (8 2^b)`` steps, four deviations below the bound ``2^b`` for which noise is calibrated, and the few

@@ -35,6 +35,10 @@ Loss = dict[str, int]
 """A privacy loss as :meth:`dpdist.core.privacy.guarantee.PrivacyLoss.to_json` writes it."""
 
 
+UNITS = "units"
+"""Key of the object with the boundaries of privacy units whose rows are all kept (the module ``unit_rows``)."""
+
+
 class UnitAttributes(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A privacy unit (:class:`dpdist.core.rows.units.Unit`)."""
 

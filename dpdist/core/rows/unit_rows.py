@@ -17,10 +17,9 @@ import numpy.typing as npt
 from dpdist.core.errors import DataError
 from dpdist.core.rows.chunks import ChunkReader
 from dpdist.core.rows.dataset import RowsTable
-from dpdist.core.rows.table import Shape
+from dpdist.core.rows.table import UNITS, Shape
 from dpdist.core.storage.arrays import CHECKSUM_BYTES
 
-UNITS = "units"
 _PIECES = 8
 """Batches that are read at once: only where they begin and end are rows copied."""
 _LARGEST = 256 << 20

@@ -83,10 +83,10 @@ class Unit:
                 f"The number of periods of each privacy unit must be from 1 to {MOST_PERIODS}.", parameter="max_periods"
             )
         if self.max_rows is None and (self.keep, self.max_periods) != ("first", None):
+            lone = parameter("keep") if self.max_periods is None else parameter("max_periods")
             raise UsageError(
-                f"{parameter('keep')} and {parameter('max_periods')} are for units of which at most "
-                f"{parameter('max_rows', 'M')} rows are kept.",
-                parameter="max_rows",
+                f"{lone} is for units of which some rows are kept: add {parameter('max_rows', 'M')}, or in a schema "
+                "max_rows = M above the columns."
             )
 
     @property
@@ -314,5 +314,5 @@ def unit_from(
     if column is None and max_rows is None and keep is None:
         return None
     if column is None:
-        raise UsageError(f"A privacy unit needs its column ({parameter('privacy_unit')}).", parameter="max_rows")
+        raise UsageError(f"A privacy unit needs its column: add {parameter('privacy_unit', 'COLUMN')}.")
     return Unit(column, max_rows, keep or "first", max_periods)

@@ -27,7 +27,7 @@ from dpdist.core.pipeline.release import release_rows
 from dpdist.core.pipeline.sources import ingest_rows
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.core.release.artefact import Release, open_release
-from dpdist.core.release.bounds import Dimensions, constant_of, least_clip_norm
+from dpdist.core.release.bounds import Dimensions, UsualRow
 from dpdist.core.release.norm_histogram import NormsRequest
 from dpdist.core.release.plan import plan_of, planned
 from dpdist.core.release.request import CLIP_GRID, ReleaseRequest
@@ -172,8 +172,9 @@ def test_categories_of_a_unit_of_one_row_keep_their_counts(tmp_path: Path) -> No
     assert release.bound.whole
     assert release.row_count == pytest.approx(3000, rel=2e-3)  # long numbers leave the weight at 1
     moment, constant = release.second_moment, release.bound.constant * release.bound.unit
-    assert constant == pytest.approx(constant_of(release.bound, schema), rel=0.02)
-    assert release.bound.clip_norm >= least_clip_norm(release.bound, schema)
+    usual = UsualRow(schema, scaled=True)
+    assert constant == pytest.approx(usual.constant(release.bound), rel=0.02)
+    assert release.bound.clip_norm >= usual.least_clip_norm(release.bound)
     centre, scale = np.array(release.bound.centre)[1:], np.array(release.bound.scale)[1:]
     exact = (np.eye(3)[plan] - centre) / scale
     assert moment[1:, 1:] == pytest.approx(exact.T @ exact, rel=0.02, abs=30)
@@ -197,7 +198,7 @@ def test_what_is_said_of_busy_units(tmp_path: Path) -> None:
     assert lengths.between[0] <= 20 / 2020 <= lengths.between[1] or lengths.between[1] > 0.01
     text = lengths.describe()
     assert "those of a busy who weigh less" in text
-    assert "typical rows" in text
+    assert "rows on, fewer if they are alike" in text
     assert re.search(r"unknown: rows of [\d.]+ to [\d.]+% of all units of who weigh less", lengths.unknown)
     assert lengths.warning() == ""
 
@@ -229,3 +230,38 @@ def test_the_command_line_keeps_all_rows_of_a_person(apart: Path, call: Call, mo
     assert project.code == 0, project.err
     monkeypatch.chdir(apart)
     assert CalibratedGaussian.law
+
+
+def test_a_scale_of_ones_is_a_scale(tmp_path: Path) -> None:
+    # a released scale may be 1 in all columns, and so may a public one: the constant of the mean is known then
+    random = np.random.default_rng(1)
+    who, rows = np.repeat(np.arange(500), 5), random.choice(np.arange(3.0), size=(2500, 3), p=[0.3, 0.4, 0.3])
+    table = table_of(tmp_path, who, rows)
+    private = released(tmp_path, table, clip_norm=9.0, scale="private", centring="private", loss=LOSS)
+    assert private.bound.constant > 0
+    public = released(tmp_path, table, clip_norm=9.0, scale=(1.0, 1.0, 1.0), centring="private")
+    assert public.bound.constant == round(math.sqrt(3) / 4 * 2**public.bound.grid_bits / 9)
+    chosen = released(tmp_path, table, clip_norm="private", scale=(1.0, 1.0, 1.0), centring="private", period="2")
+    assert chosen.bound.clip_norm >= 1.75 * math.sqrt(3)
+
+
+def test_numbers_beside_categories_have_room_or_are_refused() -> None:
+    schema = Schema([Column("n", "number", range=(0, 1)), Column("c", "category", categories=("x", "y"))])
+    size = Dimensions(3, 1000, schema=schema, together=True)
+    request = ReleaseRequest("gaussian", LOSS, 1.03, scale="private")
+    with pytest.raises(UsageError, match=r"must exceed 1\.\d+") as refused:
+        planned(request, size)
+    least = float(re.findall(r"exceed ([\d.]+)", str(refused.value))[0])
+    assert planned(ReleaseRequest("gaussian", LOSS, least, scale="private"), size).bound.numbers_norm > 0.1
+
+
+def test_how_many_units_a_private_scale_needs_is_said_before_it_is_paid_for(tmp_path: Path) -> None:
+    table = table_of(tmp_path, *visits())
+    said: list[str] = []
+    release_rows(
+        table.store, tmp_path / "r.zarr", ReleaseRequest("gaussian", LOSS, "auto", scale="private"), say=said.append
+    )
+    assert re.search(r"counts of each who, and how many there are stays private: below some \d+ of them", said[0])
+    few = ReleaseRequest("gaussian", PrivacyLoss.parse("0.05", "1e-9"), "auto", scale="private", period="few")
+    with pytest.raises(RefusedError, match=r"at least \d+ privacy units; the table has \d+ rows"):
+        release_rows(table.store, tmp_path / "few.zarr", few)
