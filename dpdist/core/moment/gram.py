@@ -183,7 +183,10 @@ class _Integers(GramSum):
         # one unused pair: panels at distances that are powers of two would share cache lines
         self._panels = aligned_zeros((panels, self._pairs + 1, kernel.PANEL), np.int32)
         self._room = aligned_zeros(kernel.room_for(panels, self._pairs), np.int32)
-        self._unpacked = aligned_zeros((_UNIT_ROWS, panels * kernel.PANEL), np.int32)
+        # and rows behind the last, which are multiplied with it
+        self._unpacked = (
+            aligned_zeros((_UNIT_ROWS + 4, panels * kernel.PANEL), np.int32), aligned_zeros((kernel.PANEL,), np.int32),
+        )  # fmt: skip
         self._packing: Packing | None = None
         self._packed_by: RowBound | None = None
         self._halves = 0  # that are filled; the parity of a row that is dithered by pairs determines its half
@@ -223,10 +226,9 @@ class _Integers(GramSum):
         packing, odd, trace = self._packing_for(bound), dithers.first_row % 2, bound.unit_norm == "trace"
         self._flush()
         begins, ends, limit = starts + odd, ends_of(starts, len(rows)) + odd, float(bound.norm_bound)
-        product = np.empty(1, np.int32)
 
         def measure(chosen: Flags, norms: Block) -> None:
-            unit_kernel.packed_norms(self._panels, begins, ends, chosen, norms, limit, trace, self._unpacked, product)
+            unit_kernel.packed_norms(self._panels, begins, ends, chosen, norms, limit, trace, *self._unpacked)
 
         settle(
             starts, len(rows), bound,

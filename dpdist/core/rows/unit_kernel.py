@@ -13,10 +13,13 @@ import numpy as np
 from llvmlite import ir
 from numba import njit
 
-from dpdist.core.llvm import I32, I64, emitted, load, loop, same, store
+from dpdist.core.llvm import I64, emitted, load, loop, same, store
 from dpdist.core.machine_code import compiled
 from dpdist.core.rows.bounding import EXACT, MARGIN
 from dpdist.core.rows.dither_kernel import LANES, LINE, SUMS, emit_dot
+
+_TOGETHER = 4
+"""Rows that are multiplied by a row at once."""
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
@@ -71,19 +74,33 @@ def _moment_norms(
             norms[unit] = norm if trace < EXACT else max(norm, 2 * limit)
 
 
-def _emit_product(build: Any, left: Any, right: Any, lines: Any, out: Any) -> None:
-    """Emit the sum of products of two rows of 16-bit integers, each in the lower half of a word of some lines."""
-    with loop(build, lines, [same(SUMS, 0)]) as (line, (total,), following):
-        words = [load(build, build.add(row, build.mul(line, I64(LINE))), SUMS, LINE) for row in (left, right)]
-        following.append(emit_dot(build, total, *words))
-    (total,) = following
-    for count in (8, 4, 2, 1):
+def _emit_products(build: Any, left: Any, right: Any, lines: Any, out: Any) -> None:
+    """Emit the sums of products of a row with four others, one after the other; the sums are in lanes 0, 4, 8 and 12.
+
+    The rows are 16-bit integers in the lower halves of words, in some lines each.
+    """
+    with loop(build, lines, [same(SUMS, 0)] * _TOGETHER) as (line, totals, following):
+        offset = build.mul(line, I64(LINE))
+        own = load(build, build.add(left, offset), SUMS, LINE)
+        for i, total in enumerate(totals):
+            other = build.add(build.add(right, offset), build.mul(lines, I64(LINE * i)))
+            following.append(emit_dot(build, total, own, load(build, other, SUMS, LINE)))
+    first, second, third, fourth = following
+
+    def halved(a: Any, b: Any, width: int) -> Any:
+        """Add the halves of runs of lanes of two vectors, which then fill one."""
+        lanes = [start + lane for start in range(0, 2 * LANES, width) for lane in range(width // 2)]
+        halves = (ir.Constant(SUMS, [lane + shift for lane in lanes]) for shift in (0, width // 2))
+        return build.add(*(build.shuffle_vector(a, b, half) for half in halves))
+
+    total = halved(halved(first, second, 16), halved(third, fourth, 16), 8)
+    for count in (2, 1):
         order = ir.Constant(SUMS, [lane ^ count for lane in range(LANES)])
         total = build.add(total, build.shuffle_vector(total, total, order))
-    store(build, build.extract_element(total, I32(0)), out, 4)
+    store(build, total, out, LINE)
 
 
-_product = emitted(_emit_product)
+_products = emitted(_emit_products)
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
@@ -96,27 +113,26 @@ def _unpack(panels: Any, half: int, row: Any) -> None:
 
 
 def _packed_norms(
-    panels: Any, starts: Any, ends: Any, chosen: Any, norms: Any, limit: float, of_trace: bool, rows: Any, product: Any
+    panels: Any, starts: Any, ends: Any, chosen: Any, norms: Any, limit: float, of_trace: bool, rows: Any, sums: Any
 ) -> None:  # fmt: skip
-    lines = rows.shape[1] // LANES
+    lines, first, size = rows.shape[1] // LANES, rows.ctypes.data, rows.strides[0]
     for unit in range(starts.size):
         if not chosen[unit]:
             continue
         start, stop, trace, square = starts[unit], ends[unit], 0.0, 0.0
         for i in range(stop - start):
             _unpack(panels, start + i, rows[i])
-            row = rows.ctypes.data + i * rows.strides[0]
-            _product(row, row, lines, product.ctypes.data)  # at most 2^30, as that of any two rows
-            trace += product[0]
-            square += np.float64(product[0]) * np.float64(product[0])
+            _products(first + i * size, first + i * size, lines, sums.ctypes.data)
+            trace += sums[0]
         norms[unit] = trace
         if of_trace or trace <= limit:
             continue
-        for i in range(1, stop - start):
-            for j in range(i):
-                row = rows.ctypes.data
-                _product(row + i * rows.strides[0], row + j * rows.strides[0], lines, product.ctypes.data)
-                square += 2.0 * np.float64(product[0]) * np.float64(product[0])
+        for i in range(stop - start):
+            for j in range(0, i + 1, _TOGETHER):  # rows behind the unit are of others, and their sums are not used
+                _products(first + i * size, first + j * size, lines, sums.ctypes.data)
+                for k in range(min(_TOGETHER, i + 1 - j)):  # at most 2^30 each, as of any two rows
+                    product = np.float64(sums[k * LANES // _TOGETHER])
+                    square += product * product * (1.0 if j + k == i else 2.0)
         norms[unit] = math.sqrt(square) * MARGIN
 
 
