@@ -149,6 +149,7 @@ class ClippedRows:
     skewed: tuple[str, ...] = ()  # columns that a histogram shows to be, and that have no transform
     untouched: bool = False  # what an answer is about has no number, and so was not clipped
     ranged: bool = False  # by the schema there is a clip norm that clips no row
+    kept: str = ""  # that only some rows of a privacy unit are, as part of a sentence
     unit: UnitWeights | None = None  # the privacy units whose rows are all kept; the shares are then of units
 
     @property
@@ -214,7 +215,12 @@ class ClippedRows:
         }
 
     def warning(self) -> str:
-        """Return a warning if perhaps a third of the rows or more were clipped, else an empty string."""
+        """Return a warning if perhaps a third of the rows or more were clipped, or units weigh less; else empty."""
+        if self.unit is None:
+            return self._warning()
+        return f"For the rows as they are, means, slopes, correlations and components are {self.unknown}."
+
+    def _warning(self) -> str:
         if self.share is None or self.error is None or self.longest is not None:
             return ""
         if self.nearly_all:
@@ -225,7 +231,7 @@ class ClippedRows:
                 f"at most {100 * self.error:.2g} %. Variances of the original rows may be larger by any factor. Choose "
                 f"the clip norm privately ({step('bound')}) and release again."
             )
-        if self.unit is None and self.between is not None and self.between[0] >= _MANY:
+        if self.between is not None and self.between[0] >= _MANY:
             return f"For the rows as they are, slopes, correlations and components are {self.unknown}."
         few = self.between is not None or (self.most is not None and self.most < 1 / 3)
         if not self.centred and not few and self.error <= _LARGEST_ERROR and self.share - self.error >= _MOSTLY:
@@ -271,7 +277,7 @@ class ClippedRows:
     def describe(self) -> str:
         """Return a description of the rows, as part of a sentence with a result."""
         if self.unit is not None:
-            more = self._busy and f"{self._busy}all have more"
+            more = self._busy and f"{self._busy}all units have more"
             return self._described(f"of {self.unit.describe(more)}")
         what = "rows with numbers" if self.beside else "rows"
         clipped = f"of {what} clipped to norm {rounded_norm(self.norm)} ({self.clipped})"
@@ -279,6 +285,7 @@ class ClippedRows:
 
     def _described(self, text: str) -> str:
         text += f", about {self.about}, as no mean was released" if self.about else ""
+        text += f", {self.kept}" if self.kept else ""
         text += ", with missing cells at the centre, which weakens correlations and slopes" if self.centring else ""
         text += ", from the rows that have both values of a pair, as if gaps had no cause" if self.pairwise else ""
         text += "".join(f", {limit}" for limit in self.limits)
@@ -299,6 +306,8 @@ class UnitWeights:
     column: str
     moment: float | None  # norm of the mean moment of a row over B; None if unknown
     row: float | None  # that of the moment of a row of mean squared norm
+    total: float | None = None  # the sum of all weights, as released
+    rows: int | None = None  # n, if it is public
 
     @property
     def full(self) -> float | None:
@@ -319,15 +328,26 @@ class UnitWeights:
     def describe(self, more: str) -> str:
         """Return a description of the weighted rows, as part of a sentence, with one on how many units have more."""
         details = [more] if more else []
-        if self.full is not None:
-            busy = 2 * math.ceil(self.full)
+        if self.full is not None and self.row is not None:
+            alike, busy = max(1.0, min(self.full, 1 / self.row)), 2 * math.ceil(self.full)
+            least = min(self.weight(busy), 1 / (busy * self.row))
             details = [
-                f"from about {self.full:.2g} rows on, fewer if they are alike",
-                f"{self.weight(busy):.2g} each with {busy}",
+                f"from about {_span(alike, self.full, '.0f')} rows on, the fewer the more alike they are",
+                f"{_span(least, self.weight(busy), '.2g')} each with {busy}",
                 *details,
             ]
+        if self.total is not None and self.rows is not None:
+            details.append(
+                f"all weights add up to about {float(f'{min(self.total, self.rows):.3g}'):.0f} of {self.rows} rows"
+            )
         text = f"all rows, where those of a busy {self.column} weigh less"
         return f"{text} ({'; '.join(details)})" if details else text
+
+
+def _span(low: float, high: float, form: str) -> str:
+    """Return two numbers as text, or one if they are equal as shown."""
+    ends = f"{low:{form}}", f"{high:{form}}"
+    return ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
 
 
 def unit_weights(release: Release) -> UnitWeights | None:
@@ -346,7 +366,7 @@ def unit_weights(release: Release) -> UnitWeights | None:
     if square <= 0 or trace <= 0:
         return UnitWeights(column, None, None)
     norm = trace if release.bound.unit_norm == "trace" else math.sqrt(square) / total
-    return UnitWeights(column, min(norm, trace) / limit, trace / limit)
+    return UnitWeights(column, min(norm, trace) / limit, trace / limit, total, release.rows)
 
 
 def trace_deviation(noise: Noise, columns: int) -> float:
@@ -369,7 +389,8 @@ def clipped_rows(release: Release, columns: Sequence[int] | None = None) -> Clip
         any(column.missing == "centre" for column in used), any(column.missing == "pairwise" for column in used),
         origin_of(release), beside, limits_of(used), _of_contrasts(release),
         tuple(name for word in names for name in word), columns is not None and beside and not {*columns} & {*numbers},
-        schema is not None and schema.clip_norm is not None and not schema.uncentred, unit_weights(release),
+        schema is not None and schema.clip_norm is not None and not schema.uncentred,
+        _kept(release), unit_weights(release),
     )  # fmt: skip
     if known.unit is not None:  # the trace says nothing of a unit
         return known
@@ -385,6 +406,15 @@ def clipped_rows(release: Release, columns: Sequence[int] | None = None) -> Clip
         grid += trace / largest * _FAR * _deviation_of_rows(release) / rows
     share, error = trace / largest, _FAR * deviation / largest + grid
     return replace(known, share=share, error=error, most=min(1.0, max(0.0, share + error)))
+
+
+def _kept(release: Release) -> str:
+    """Return that only some rows of a privacy unit are in a release, as part of a sentence; empty if all are."""
+    unit = release.unit
+    if unit is None or unit.max_rows is None:
+        return ""
+    periods = "" if unit.max_periods is None else " and period"
+    return f"without rows beyond {unit.max_rows} of a {unit.column}{periods}"
 
 
 def _of_contrasts(release: Release) -> bool:
@@ -418,6 +448,9 @@ def limits_of(columns: Sequence[Column]) -> tuple[str, ...]:
 
 def origin_of(release: Release) -> str:
     """Return what a release without a mean and a centre is about; empty if it has one."""
+    chosen = release.stage is not None and "centre" in release.stage.chosen
+    if chosen and release.bound.unit_norm and release.unit is not None and not release.bound.constant:
+        return f"a centre that counts each {release.unit.column} once"
     if release.bound.constant or release.bound.centre is not None or release.subspace is not None:
         return ""
     ranged = release.schema is not None and release.schema.scale == "range"

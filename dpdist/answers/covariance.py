@@ -158,7 +158,7 @@ def covariance(
     release = completed(release)
     about = about_mean(release)
     if not about.per_row:
-        raise UsageError(no_rows())
+        raise UsageError(no_rows(weighted=bool(release.bound.unit_norm)))
     d = release.bound.columns
     hidden = weightless(release, range(d))
     columns = np.setdiff1d(np.arange(d), hidden)
@@ -277,9 +277,15 @@ def _variance(noise: EntryNoise, squares: Matrix, diagonal: Matrix, corner: Matr
     return 2 * noise.off * squares + noise.diagonal_excess * (diagonal + corner**2) + noise.shared * trace**2
 
 
-def no_rows() -> str:
+def no_rows(*, weighted: bool = False) -> str:
     """Return the message for a private number of rows without a mean."""
+    private = parameter("centre", "private")
+    if weighted:
+        return (
+            "Where all rows of a privacy unit are kept, the sum of their weights is private, so a covariance needs the "
+            f"private mean: release with {private}."
+        )
     return (
-        "The number of rows is private under add-remove, and the sum of their weights where all rows of a privacy unit "
-        f"are kept, so a covariance needs the private mean: release with {parameter('centre', 'private')}."
+        "Under add-remove the number of rows is private, so a covariance needs the private mean. Use "
+        f"{private} or {parameter('neighbours', 'replace-one')}."
     )

@@ -187,7 +187,9 @@ def synthesise(release: AnyStore, out: AnyStore, count: int, seed: int | None, a
 
 def about_rows(model: Synthetic, release: Release) -> str:
     """Describe what synthetic rows share with the rows, and the error."""
-    message = "They reproduce means, variances and correlations of the rows, "
+    message = (
+        f"They reproduce means, variances and correlations of the {'weighted ' * bool(release.bound.unit_norm)}rows, "
+    )
     if any(model.transformed):
         message += "of a column with a transform those of its transformed numbers, "
     message += "and nothing else."

@@ -99,7 +99,7 @@ def ingest(
     message = _table_message(rows, table, "" if fresh else ", unchanged")
     message += budget_message(table, address)
     needs_centre = table.schema is not None and table.schema.uncentred
-    if longest is not None and not needs_centre:
+    if longest is not None and not needs_centre and not table.together:
         value["norm"] = norm
         message += f" By the schema no row has a norm above {longest}: --clip schema clips none. "
         if table.schema is not None and not table.schema.whole().columns:  # by default the others release a mean

@@ -198,7 +198,8 @@ def released(
 
 def _warn_of_bound(release: Release) -> None:
     """Warn if the release shows that nearly every row was clipped, or that columns have weight zero."""
-    if warning := clipped_rows(release).warning():
+    lengths = clipped_rows(release)
+    if (warning := lengths.warning()) and lengths.unit is None:
         warnings.warn(warning, ClippedRowsWarning, stacklevel=3)
     if release.blindly_scaled[1]:
         warnings.warn(blindly_scaled_message(release), BelowNoiseWarning, stacklevel=3)

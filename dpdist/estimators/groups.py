@@ -15,6 +15,7 @@ from dpdist.core.pipeline.arrays import Groups
 from dpdist.core.rows.encoding import MISSING_WORDS
 from dpdist.core.rows.units import named_units
 from dpdist.estimators.checked import RowsError
+from dpdist.estimators.targets import require_same_labels
 
 _KEY = draw_key()
 """Of this process, so that the same names are the same units in each fit."""
@@ -28,11 +29,17 @@ def grouped(data: Any, groups: Any) -> tuple[Any, Groups | None]:
         raise UsageError(
             "groups is for rows in memory: the rows of a path have the privacy unit with which they were ingested."
         )
-    name = "groups"
+    name = "group"
     if isinstance(groups, str):
         name, (data, groups) = groups, column_of(data, groups)
     elif not is_a(groups, "dask", "Array") and isinstance(getattr(groups, "name", None), str):
         name = groups.name
+        if name in list(getattr(data, "columns", ())):
+            raise RowsError(
+                f"groups is the column {name!r} of X, which would be released as a number. Pass its name instead: "
+                f"groups={name!r}."
+            )
+    require_same_labels(data, groups, "groups")
     return data, Groups(name, _units(groups))
 
 

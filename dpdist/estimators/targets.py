@@ -62,15 +62,15 @@ def require_same_rows(rows: Any, targets: Any) -> None:
         )
 
 
-def require_same_labels(rows: Any, targets: Any) -> None:
+def require_same_labels(rows: Any, targets: Any, name: str = "y") -> None:
     """Refuse pandas objects whose rows have other labels, or another order of them."""
     framed = is_a(rows, "pandas", "DataFrame") and any(
         is_a(targets, "pandas", kind) for kind in ("Series", "DataFrame")
     )
     if framed and len(rows) == len(targets) and not rows.index.equals(targets.index):
         raise RowsError(
-            "The rows of X and y have different labels, or another order of them. Pass y.loc[X.index], or "
-            "y.set_axis(X.index) if they are in the same order."
+            f"The rows of X and {name} have different labels, or another order of them. Pass {name}.loc[X.index], or "
+            f"{name}.set_axis(X.index) if they are in the same order."
         )
 
 

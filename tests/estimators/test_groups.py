@@ -61,13 +61,13 @@ def tables(rows: Matrix, who: npt.NDArray[np.int64]) -> dict[str, tuple[Any, Any
     labelled = xr.DataArray(rows, dims=("visit", "x"), coords={"subject": ("visit", text), "x": NAMES})
     cells = anndata.AnnData(rows, obs=pd.DataFrame({"donor": text}, index=[f"c{i}" for i in range(len(rows))]))
     return {
-        "array": (rows, who, "groups"), "array, text": (rows, text, "groups"), "list": (rows, who.tolist(), "groups"),
+        "array": (rows, who, "group"), "array, text": (rows, text, "group"), "list": (rows, who.tolist(), "group"),
         "pandas": (frame.assign(id=text), "id", "id"), "series": (frame, pd.Series(who, name="person"), "person"),
         "polars": (pl.DataFrame(frame).with_columns(id=pl.Series(text)), "id", "id"),
         "xarray": (labelled, "subject", "subject"), "anndata": (cells, "donor", "donor"),
-        "sparse": (sparse.csr_matrix(rows), who, "groups"), "zarr": (store, who, "groups"),
-        "dask array": (da.from_array(rows, chunks=(500, 4)), who, "groups"),
-        "dask groups": (da.from_array(rows, chunks=(500, 4)), da.from_array(who, chunks=300), "groups"),
+        "sparse": (sparse.csr_matrix(rows), who, "group"), "zarr": (store, who, "group"),
+        "dask array": (da.from_array(rows, chunks=(500, 4)), who, "group"),
+        "dask groups": (da.from_array(rows, chunks=(500, 4)), da.from_array(who, chunks=300), "group"),
         "dask frame": (dd.from_pandas(frame.assign(id=text), npartitions=3), "id", "id"),
     }  # fmt: skip
 
@@ -86,7 +86,7 @@ def test_every_form_of_rows_and_groups_gives_weighted_answers(form: str, monkeyp
     assert release.unit == Unit(name)
     assert release.bound.unit_norm == "frobenius"
     expected, total = weighted(rows, who, release)
-    assert release.row_count == pytest.approx(total, rel=0.06)
+    assert release.row_count == pytest.approx(total, rel=0.15)
     assert total < 0.99 * len(rows)
     assert fitted.covariance_ == pytest.approx(expected, rel=0.1, abs=0.15)
     assert list(folder.iterdir()) == []  # rows were sorted there
@@ -107,7 +107,7 @@ def test_the_same_fit_is_free_and_other_groups_are_another_release() -> None:
 def test_components_and_slopes_of_units() -> None:
     rows, who = visits(41)
     model = dpdist.PrivateRidge(**ASK).fit(rows[:, :3], rows[:, 3] + rows[:, 0], groups=who)
-    assert model.release_.unit == Unit("groups")
+    assert model.release_.unit == Unit("group")
     assert model.coef_.shape == (3,)
     pca = dpdist.PrivatePCA(2, **ASK).fit(pd.DataFrame(rows * 2, columns=NAMES).assign(id=who), groups="id")
     assert list(pca.feature_names_in_) == NAMES
@@ -140,6 +140,17 @@ def test_unusable_groups_are_refused_before_anything_is_charged(groups: Any, wor
     rows = np.random.default_rng(3).normal(size=(5, 2))
     with pytest.raises(DataError, match=words):
         dpdist.PrivateCovariance(epsilon=1, delta=1e-6, clip=3, scale=[1, 2]).fit(rows, groups=groups)
+
+
+def test_groups_of_another_order_or_released_as_numbers_are_refused() -> None:
+    rows, who = visits(44)
+    frame = pd.DataFrame(rows, columns=NAMES)
+    shuffled = pd.Series(who, index=frame.index[::-1], name="id")
+    with pytest.raises(DataError, match="rows of X and groups have different labels"):
+        dpdist.PrivateCovariance(**ASK).fit(frame, groups=shuffled)
+    frame = frame.assign(id=who)
+    with pytest.raises(DataError, match=r"released as a number\. Pass its name instead: groups='id'"):
+        dpdist.PrivateCovariance(**ASK).fit(frame, groups=frame["id"])
 
 
 def test_a_path_has_its_own_unit_and_a_lazy_array_must_not_change(tmp_path: Path) -> None:

@@ -269,7 +269,7 @@ def norm_by_schema(table: Table, request: NormsRequest | ReleaseRequest) -> floa
 
 def free_norm(table: Table, request: NormsRequest | ReleaseRequest) -> str:
     """Return a sentence, after a space, about a clip norm that the schema provides at no cost; may be empty."""
-    if norm_by_schema(table, request) is None:
+    if norm_by_schema(table, request) is None or table.together:
         return ""
     return f" By the schema, {parameter('clip', 'schema')} clips no row in the release, and choosing it costs nothing."
 

@@ -22,6 +22,7 @@ from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.table import Table
 from dpdist.core.text import listed
 
+_BLIND = 16  # largest clip norm over the constant if the size of rows is unknown: n would drown
 AUTO_CLIP = 1.75  # default clip norm of scaled columns over sqrt(d)
 _MAX_BITS = 24
 
@@ -160,6 +161,7 @@ class UsualRow:
 
     schema: Schema | None
     scaled: bool  # whether numbers are divided by a scale, so that they have the deviation 1
+    blind: bool = False  # whether a private scale did not see some of them, which may then have any size
 
     @classmethod
     def of(cls, request: ReleaseRequest, schema: Schema | None) -> UsualRow:
@@ -200,6 +202,7 @@ class UsualRow:
 def with_clip_norm(bound: RowBound, clip_norm: float, rows: UsualRow) -> RowBound:
     """Return a bound whose numbers are clipped to a norm, and whose categories never are."""
     if constant := rows.constant(bound):
+        constant = max(constant, clip_norm / _BLIND if rows.blind else 0.0)
         steps = round(constant * 2**bound.grid_bits / clip_norm)
         bound = replace(bound, constant=max(1, min(steps, 2 ** (bound.grid_bits - 1))))
     schema = rows.schema

@@ -84,10 +84,15 @@ def noise_share(purpose: ForComponents, neighbours: Neighbours, columns: int, ma
     return math.sqrt(plan.moment.noise["variance_off_diagonal"]) * plan.bound.unit**2
 
 
-def _occupied(histogram: NormHistogram) -> tuple[int, int]:
-    """Return the range of bins that are surely occupied, half open; noise in the others is not weighted by norms."""
+def occupied_bins(histogram: NormHistogram) -> tuple[int, int] | None:
+    """Return the range of bins that are surely occupied, half open; None if none is."""
     counts = np.array(histogram.counts)
-    return occupied(counts, histogram.noise, counts.size * (counts.size + 1) // 2) or (0, 0)
+    return occupied(counts, histogram.noise, counts.size * (counts.size + 1) // 2)
+
+
+def _occupied(histogram: NormHistogram) -> tuple[int, int]:
+    """Return the bins whose counts are weighted by their norms: noise in the others is not."""
+    return occupied_bins(histogram) or (0, 0)
 
 
 def traces(histogram: NormHistogram, clips: Floats) -> Floats:

@@ -28,7 +28,7 @@ from dpdist.core.privacy.guarantee import MICRO, Neighbours, PrivacyLoss
 from dpdist.core.release.advice import enough_epsilon, norm_by_schema
 from dpdist.core.release.attributes import Stage
 from dpdist.core.release.bounds import Dimensions, UsualRow, auto_clip, with_clip_norm
-from dpdist.core.release.clip_trade import ForComponents, clip_for
+from dpdist.core.release.clip_trade import ForComponents, clip_for, occupied_bins
 from dpdist.core.release.histograms import ColumnHistograms, ColumnsStage
 from dpdist.core.release.norm_histogram import NormHistogram, NormsRequest, NormsStage
 from dpdist.core.release.plan import Plan, planned, proved
@@ -42,6 +42,8 @@ _MOST_NOISE = 0.02
 """Largest standard deviation of a noisy count, over n, with which a scale is chosen."""
 _USUAL = 10
 """Components for which the clip norm of whole privacy units is chosen, unless a number is given."""
+_SEEN = 2
+"""Bins of a column that show its spread."""
 _PUBLIC = 2
 """Bins of a column whose scale is public."""
 Chosen = dict[str, float | tuple[float, ...]]
@@ -122,9 +124,12 @@ def _realised(
             if unclipped <= clip_norm and not bound.unit_norm:  # public, and a larger norm would only add noise
                 del chosen["quantile"]
                 chosen["clip_norm"] = clip_norm = unclipped
-        usual = UsualRow.of(request, plan.dimensions.schema)
-        if bound.unit_norm:
-            chosen["clip_norm"] = clip_norm = max(clip_norm, usual.least_clip_norm(bound))
+        usual = replace(UsualRow.of(request, plan.dimensions.schema), blind=_blind(chosen))
+        least = usual.least_clip_norm(bound) if bound.unit_norm else 0.0
+        if least and not occupied_bins(norms):  # nothing was seen: a norm far out would only add noise
+            clip_norm, share = least, norms.share_up_to(least)
+            chosen["quantile"] = float(share)
+        chosen["clip_norm"] = clip_norm = max(clip_norm, least)
         bound = with_clip_norm(bound, clip_norm, usual)
         answer = {**answer, "norms": norms.counting_json()} if by else norms.counting_json()
         by.append(quantile.NAME)
@@ -167,7 +172,13 @@ def standardised(plan: Plan, histograms: ColumnHistograms, names: Sequence[str])
         return bound, chosen
     if request.clip_norm == "auto":
         chosen["clip_norm"] = auto
-    return with_clip_norm(bound, clip, UsualRow.of(request, schema)), chosen
+    return with_clip_norm(bound, clip, replace(UsualRow.of(request, schema), blind=_blind(chosen))), chosen
+
+
+def _blind(chosen: Chosen) -> bool:
+    """Whether a private scale saw too little of a column."""
+    bins = chosen.get("bins", ())
+    return not isinstance(bins, float) and any(count < _SEEN for count in bins)
 
 
 def require_seen(

@@ -198,9 +198,10 @@ def test_what_is_said_of_busy_units(tmp_path: Path) -> None:
     assert lengths.between[0] <= 20 / 2020 <= lengths.between[1] or lengths.between[1] > 0.01
     text = lengths.describe()
     assert "those of a busy who weigh less" in text
-    assert "rows on, fewer if they are alike" in text
+    assert re.search(r"from about \d+ to \d+ rows on, the fewer the more alike they are", text)
+    assert re.search(rf"all weights add up to about \d+ of {len(rows)} rows", text)
     assert re.search(r"unknown: rows of [\d.]+ to [\d.]+% of all units of who weigh less", lengths.unknown)
-    assert lengths.warning() == ""
+    assert lengths.warning().startswith("For the rows as they are, means, slopes")
 
 
 def test_the_command_line_keeps_all_rows_of_a_person(apart: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,6 +148,11 @@ def no_numbers(path: object, bad: Mapping[str, str], others: Sequence[str]) -> C
     advice = f"To keep them, map them to numbers with a schema: {step('schema', 'SOURCE', 'SCHEMA')} drafts one."
     if not ways and len(bad) + len(others) > 1:  # a privacy unit is surveyed alone
         advice = f"Fewer than two columns hold numbers, and a table needs two. {advice}"
+    elif len(bad) == 1 and not others:
+        advice = (
+            f'A privacy unit of text is declared in a schema, by kind = "privacy unit" for its column, in place of the '
+            f"option: {step('schema', 'SOURCE', 'SCHEMA')} drafts one."
+        )
     return ChoiceRequiredError(f"{path}: these columns do not hold numbers: {columns}.", ways, advice)
 
 
