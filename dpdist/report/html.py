@@ -143,8 +143,11 @@ def _noise(release: Release) -> Facts:
         if count is not None and count > 0:
             text += Markup("; {} per row").format(number(deviation / count))
         facts.append(("standard deviation", text))
-    grid = Markup("Euclidean norm {}, on a grid of {}").format(exactly(bound.row_norm), number(bound.unit))
-    facts += [("calibrated to", info.sensitivity), ("rows bounded to", grid)]
+    whose, norm = "rows", Markup("Euclidean norm {}, on a grid of {}")
+    if bound.unit_norm:
+        whose, norm = "rows of a unit", Markup("norm {} of the second moment of all of them, on a grid of {}")
+    grid = norm.format(exactly(bound.row_norm), number(bound.unit))
+    facts += [("calibrated to", info.sensitivity), (f"{whose} bounded to", grid)]
     if stage := stage_words(release).strip():
         facts.append(("stage", stage))
     if (error := rounding(release)) is not None:

@@ -194,11 +194,12 @@ def test_a_ridge_says_how_much_of_the_slopes_of_least_squares_it_keeps() -> None
     x = random.normal(size=(1500, 4))
     y = x @ [1.0, -1, 0.5, 0] + random.normal(size=1500)
     budget, models = Budget(100, "1e-4"), list[PrivateRidge]()
-    for _ in range(10):
+    for number in range(10):  # a name asks for another draw
         with pytest.warns(
             BelowNoiseWarning, match=r"not the slopes of least squares: the ridge keeps 0\.\d+ to 0\.\d+ of"
         ):
-            models.append(PrivateRidge(epsilon=1, delta=1e-6, clip=5.0, budget=budget).fit(x, y))
+            model = PrivateRidge(epsilon=1, delta=1e-6, clip=5.0, budget=budget, name=f"draw{number}")
+            models.append(model.fit(x, y))
     model = models[0]
     rows = np.column_stack([x, y])
     rows *= np.minimum(1, model.release_.bound.shortened_norm / np.linalg.norm(rows, axis=1))[:, None]

@@ -146,7 +146,7 @@ def test_all_columns_that_hold_no_numbers_are_named_with_the_command_that_leaves
     command = f"""dpdist ingest {path} {tmp_path / "rows.zarr"} --columns 'age,"height, cm",smokes' (leaves"""
     refused(path, "'who' (text), 'born' (dates), 'note' (no values).", command, never=("Ann", "1970"))
     refused(path, "'who' (text). Fewer than two columns hold numbers", columns=["who", "age"])
-    unit = r"'who' \(text\)\. To keep them.* a schema"
+    unit = r"'who' \(text\)\. A privacy unit of text is declared in a schema"
     with pytest.raises(DataError, match=unit):
         ingest(path, tmp_path / "rows.zarr", columns=["age", "smokes"], unit=Unit("who", 1))
     frame.drop(columns="note").to_parquet(tmp_path / "t.parquet", index=False)
