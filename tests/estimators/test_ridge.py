@@ -195,10 +195,10 @@ def test_a_ridge_says_how_much_of_the_slopes_of_least_squares_it_keeps() -> None
     y = x @ [1.0, -1, 0.5, 0] + random.normal(size=1500)
     budget, models = Budget(100, "1e-4"), list[PrivateRidge]()
     for number in range(10):  # a name asks for another draw
+        model = PrivateRidge(epsilon=1, delta=1e-6, clip=5.0, budget=budget, name=f"draw{number}")
         with pytest.warns(
             BelowNoiseWarning, match=r"not the slopes of least squares: the ridge keeps 0\.\d+ to 0\.\d+ of"
         ):
-            model = PrivateRidge(epsilon=1, delta=1e-6, clip=5.0, budget=budget, name=f"draw{number}")
             models.append(model.fit(x, y))
     model = models[0]
     rows = np.column_stack([x, y])
