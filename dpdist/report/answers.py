@@ -76,14 +76,12 @@ def about_intervals(release: Release, results: Sequence[Regression]) -> str:
     gaps = dict.fromkeys(name for places in used for name in incomplete(release, places))
     if gaps and plain:
         about += f" There is none for the population where values of {listed(gaps)} are used, which may be missing."
-    unknown = {
-        result.target: clipped_rows(release, places).unknown for result, places in zip(results, used, strict=True)
-    }
+    lengths = [clipped_rows(release, places) for places in used]
+    unknown = {result.target: rows.unknown for result, rows in zip(results, lengths, strict=True)}
     if clipped := {target: why for target, why in unknown.items() if why}:
         which = "" if len(clipped) == len(unknown) else f" of {listed(clipped)}"
         why = next(iter(clipped.values()))
-        rows = clipped_rows(release).noun
-        about += f" They describe the {rows}. For the rows as they are, coefficients{which} are {why}."
+        about += f" They describe the {lengths[0].noun}. For the rows as they are, coefficients{which} are {why}."
     if release.unit is None or not population:
         return about
     return (

@@ -12,7 +12,7 @@ private folder of the rows. The bits, the number of units and that of the rows o
 no message.
 
 Memory: one bit per row, and for each of 256 files its rows' hashes and units, 24 or 32 bytes per row. The files take as
-much space as the table, and so many bytes per row, until it is written.
+much space as the table and these bytes, until it is written.
 """
 
 from __future__ import annotations
@@ -30,12 +30,10 @@ from dpdist.core.ingest.copies import Words, hashed, weights_of
 from dpdist.core.ingest.readers.base import Rows
 from dpdist.core.rows.table import Shape
 from dpdist.core.rows.unit_rows import largest_unit, packed_starts
-from dpdist.core.rows.units import Digests, Numbers, draws_of
+from dpdist.core.rows.units import Digests, KeptRows, Numbers, deal_records, dealt_files, draws_of
 from dpdist.core.rows.writing import RowsWriter
 from dpdist.core.storage import atomic
 
-_BITS = 8
-"""Bits of the hash by which rows are dealt to files."""
 _BYTES = 8 << 20
 """Bytes of rows that are written at once."""
 
@@ -50,10 +48,8 @@ class Gathered:
     ) -> None:
         self._shape, self._key = shape, key
         self._weights = weights_of(key, shape.columns)
-        self._units, *self._files = [
-            stack.enter_context(TemporaryFile(dir=scratch_dir))  # noqa: SIM115 - the caller's stack closes them
-            for _ in range(1 + (1 << _BITS))
-        ]
+        self._units = stack.enter_context(TemporaryFile(dir=scratch_dir))  # noqa: SIM115 - the caller's stack closes it
+        self._files = dealt_files(stack, scratch_dir)
         kind = self._store(units, shape.rows)
         values = np.dtype((np.dtype(shape.dtype), (shape.columns,)))
         self._record = np.dtype([("order", np.uint64), ("unit", kind), ("key", np.uint64), ("values", values)])
@@ -82,11 +78,7 @@ class Gathered:
         batch["order"] = draws_of(batch["unit"], np.zeros(len(rows), np.int64), self._key)
         batch["key"] = self._keys(rows, batch["order"])
         batch["values"] = rows
-        part = batch["order"] >> np.uint64(64 - _BITS)
-        order = np.argsort(part, kind="stable")
-        ends = np.searchsorted(part[order], np.arange(len(self._files) + 1))
-        for i, file in enumerate(self._files):
-            file.write(batch[order[ends[i] : ends[i + 1]]].data)
+        deal_records(batch, batch["order"], self._files)
         return rows
 
     def _keys(self, rows: Rows, orders: Words) -> Words:
@@ -98,7 +90,7 @@ class Gathered:
 
     def write(self, writer: RowsWriter, column: str) -> bytes:
         """Write the sorted rows, and return where units begin (:func:`dpdist.core.rows.unit_rows.packed_starts`)."""
-        begins = np.zeros(-(-self._shape.rows // 8), np.uint8)
+        begins = KeptRows(self._shape.rows)
         step, most, row = max(1, _BYTES // self._record.itemsize), largest_unit(self._shape.columns), 0
         for file in self._files:
             file.flush()
@@ -116,8 +108,7 @@ class Gathered:
                     "many rows of each to keep instead.",
                     parameter="max_rows",
                 )
-            numbers = row + first
-            np.bitwise_or.at(begins, numbers >> 3, (1 << (numbers & 7)).astype(np.uint8))
+            begins.add(row + first)
             for start in range(0, size, step):
                 writer.append(records["values"][order[start : start + step]])
             row += size

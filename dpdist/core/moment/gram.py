@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from enum import Enum
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -183,10 +183,6 @@ class _Integers(GramSum):
         # one unused pair: panels at distances that are powers of two would share cache lines
         self._panels = aligned_zeros((panels, self._pairs + 1, kernel.PANEL), np.int32)
         self._room = aligned_zeros(kernel.room_for(panels, self._pairs), np.int32)
-        # and rows behind the last, which are multiplied with it
-        self._unpacked = (
-            aligned_zeros((_UNIT_ROWS + 4, panels * kernel.PANEL), np.int32), aligned_zeros((kernel.PANEL,), np.int32),
-        )  # fmt: skip
         self._packing: Packing | None = None
         self._packed_by: RowBound | None = None
         self._halves = 0  # that are filled; the parity of a row that is dithered by pairs determines its half
@@ -235,6 +231,14 @@ class _Integers(GramSum):
             lambda units: packing.pack(rows, dithers, self._panels, 0, join=False, units=units), measure,
         )  # fmt: skip
         self._fill(odd + len(rows))
+
+    @cached_property
+    def _unpacked(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """The rows of a unit, and rows behind the last, which are multiplied with it; and four products of a row."""
+        from dpdist.core.machine_code import aligned_zeros  # noqa: PLC0415 - slow to import
+
+        panels, _, lanes = self._panels.shape
+        return aligned_zeros((_UNIT_ROWS + 4, panels * lanes), np.int32), aligned_zeros((lanes,), np.int32)
 
     def _packing_for(self, bound: RowBound) -> Packing:
         if self._packing is None or (self._packed_by is not bound and self._packed_by != bound):

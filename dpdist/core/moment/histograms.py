@@ -47,8 +47,8 @@ from dpdist.core.rows.bounding import RowBound
 from dpdist.core.rows.chunks import ChunkReader
 from dpdist.core.rows.dataset import RowsTable
 from dpdist.core.rows.table import Table
-from dpdist.core.rows.unit_moment import moment_norms
-from dpdist.core.rows.unit_rows import Starts, unit_batches
+from dpdist.core.rows.unit_moment import Starts, moment_norms
+from dpdist.core.rows.unit_rows import UnitBatches
 
 Counts = npt.NDArray[np.int64]
 
@@ -101,7 +101,7 @@ def partition_histogram(task: HistogramTask) -> Partial[np.int64]:
     values, limit = np.zeros(task.counting.bins, dtype=np.int64), piece_rows(task.counting.columns)
     rows = fingerprint = 0
     if isinstance(task.table, RowsTable) and task.table.together:
-        batches = unit_batches(task.table, task.chunks, limit, task.counting.centre)
+        batches = UnitBatches(task.table, task.chunks, limit, task.counting.centre)
         for _, batch, starts in batches:
             task.counting.count_units(batch, starts, values)
             rows += batch.shape[0]

@@ -35,7 +35,8 @@ from dpdist.core.rows.chunks import ChunkReader, Rows
 from dpdist.core.rows.dataset import RowsTable
 from dpdist.core.rows.dither import BUNCH, DitherKey, Dithers
 from dpdist.core.rows.table import Sizes, Table
-from dpdist.core.rows.unit_rows import Starts, unit_batches
+from dpdist.core.rows.unit_moment import Starts
+from dpdist.core.rows.unit_rows import UnitBatches
 from dpdist.core.runtime.local import Secret
 from dpdist.core.triangle import Band
 
@@ -224,7 +225,7 @@ class BoundedBlocks:
         table = self._task.table
         if not isinstance(table, RowsTable) or self._task.key is None:
             raise AssertionError("periods have no units whose rows are all kept")
-        batches = unit_batches(table, self._task.chunks, limit, self._task.bound.centre)
+        batches = UnitBatches(table, self._task.chunks, limit, self._task.bound.centre)
         for first, rows, starts in batches:
             yield rows, starts, Dithers(self._task.key, first)
             self._rows += rows.shape[0]

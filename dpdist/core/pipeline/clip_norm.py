@@ -121,15 +121,12 @@ class ClipChoice:
     def _effect(self) -> str:
         if not self.histogram.unit_norm:
             return "would be clipped to it"
-        advice = (
-            ""
-            if self.purpose is not None
-            else (
-                f". A smaller one, at which more weigh less, often has less error: {parameter('components', 'K')} "
-                f"{parameter('release_epsilon', 'E')} choose it"
-            )
+        if self.purpose is not None:
+            return "their rows would weigh less"
+        return (
+            "their rows would weigh less. A smaller one, at which more weigh less, often has less error: "
+            f"{parameter('components', 'K')} {parameter('release_epsilon', 'E')} choose it"
         )
-        return f"their rows would weigh less{advice}"
 
     @property
     def _quantile_text(self) -> str:

@@ -116,8 +116,7 @@ def _realised(
             clip_norm, share = norms.clip_norm()
         else:
             purpose = ForComponents(number, plan.loss)
-            changed = plan.dimensions.changed_rows
-            clip_norm, share = clip_for(purpose, norms, width, changed)
+            clip_norm, share = clip_for(purpose, norms, width, plan.dimensions.changed_rows)
         chosen |= {"clip_norm": clip_norm, "quantile": float(share)}
         if norm_limit is not None:
             unclipped = norm_limit if plan.dimensions.whole else unclipped_norm(norm_limit, width, bound.grid_bits)

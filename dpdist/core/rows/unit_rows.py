@@ -18,13 +18,14 @@ from dpdist.core.errors import DataError
 from dpdist.core.rows.chunks import ChunkReader
 from dpdist.core.rows.dataset import RowsTable
 from dpdist.core.rows.table import UNITS, Shape
+from dpdist.core.rows.unit_moment import Starts
+from dpdist.core.rows.units import KeptRows, among
 from dpdist.core.storage.arrays import CHECKSUM_BYTES
 
 _PIECES = 8
 """Batches that are read at once: only where they begin and end are rows copied."""
 _LARGEST = 256 << 20
 """Bytes of the largest unit, as float64: some copies of it are in memory when it is bounded."""
-Starts = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.generic]
 
 
@@ -38,11 +39,12 @@ def _segment(shape: Shape) -> int:
     return -(-shape.chunk_rows // 8)
 
 
-def packed_starts(bits: npt.NDArray[np.uint8], shape: Shape) -> bytes:
-    """Return the content of the object, from one bit per row, the lowest bit of a byte first."""
-    flags, size, content = np.unpackbits(bits, count=shape.rows, bitorder="little"), _segment(shape), bytearray()
+def packed_starts(begins: KeptRows, shape: Shape) -> bytes:
+    """Return the content of the object, from the rows with which units begin."""
+    size, content = _segment(shape), bytearray()
     for start in range(0, shape.rows, shape.chunk_rows):
-        chunk = np.packbits(flags[start : start + shape.chunk_rows], bitorder="little").tobytes().ljust(size, b"\0")
+        flags = begins.among(start, min(shape.chunk_rows, shape.rows - start))
+        chunk = np.packbits(flags, bitorder="little").tobytes().ljust(size, b"\0")
         content += chunk + google_crc32c.value(chunk).to_bytes(CHECKSUM_BYTES, "little")
     return bytes(content)
 
@@ -58,8 +60,7 @@ def starts_in(table: RowsTable, index: int) -> npt.NDArray[np.bool_]:
     bits, checksum = content[:size], content[size:]
     if len(content) != size + CHECKSUM_BYTES or google_crc32c.value(bits) != int.from_bytes(checksum, "little"):
         raise damaged
-    flags = np.unpackbits(np.frombuffer(bits, np.uint8), count=table.rows_in(index), bitorder="little")
-    starts: npt.NDArray[np.bool_] = flags.astype(np.bool_)
+    starts = among(bits, 0, table.rows_in(index))
     if index == 0 and not starts[0]:
         raise damaged
     return starts
@@ -68,8 +69,9 @@ def starts_in(table: RowsTable, index: int) -> npt.NDArray[np.bool_]:
 class UnitBatches:
     """Reads the units that begin in some chunks, in batches of whole units, which are valid until the next."""
 
-    def __init__(self, table: RowsTable, reader: ChunkReader, chunks: range, limit: int) -> None:
-        self._table, self._reader, self._chunks, self._limit = table, reader, chunks, limit
+    def __init__(self, table: RowsTable, chunks: range, limit: int, centre: Sequence[float] | None) -> None:
+        self._table, self._chunks, self._limit = table, chunks, limit
+        self._reader = ChunkReader(table, _PIECES * limit, centre)
         self.checksums: list[tuple[int, int]] = []
         """Index and checksum of each of the chunks, once it is read."""
 
@@ -80,7 +82,7 @@ class UnitBatches:
             taken, done = 0, 0  # rows and units of this piece
             if not starts and begins.size:  # rows before the first unit belong to another task
                 first, taken = number + int(begins[0]), int(begins[0])
-            while (waiting or done < begins.size) and starts is not None:
+            while waiting or done < begins.size:
                 # a batch ends where the next unit begins
                 cut = int(np.searchsorted(begins, max(self._limit - count + taken, taken + (not waiting)), side="left"))
                 if cut >= begins.size:
@@ -117,11 +119,6 @@ class UnitBatches:
                 self.checksums.append((index, self._reader.checksum))
             elif begins.size:
                 return
-
-
-def unit_batches(table: RowsTable, chunks: range, limit: int, centre: Sequence[float] | None) -> UnitBatches:
-    """Read the units that begin in some chunks, in batches of about ``limit`` rows; see :class:`UnitBatches`."""
-    return UnitBatches(table, ChunkReader(table, _PIECES * limit, centre), chunks, limit)
 
 
 def _joined(parts: list[Any]) -> Any:

@@ -206,6 +206,20 @@ def among(bits: bytes | memoryview, start: int, count: int) -> npt.NDArray[np.bo
     return flags[start - 8 * first :][:count]
 
 
+def dealt_files(stack: ExitStack, scratch_dir: Path) -> list[IO[bytes]]:
+    """Open the temporary files to which a hash of the unit deals rows; the stack closes them."""
+    return [stack.enter_context(TemporaryFile(dir=scratch_dir)) for _ in range(1 << _BITS)]
+
+
+def deal_records(records: npt.NDArray[Any], hashes: npt.NDArray[np.uint64], files: Sequence[IO[bytes]]) -> None:
+    """Append each record to the file that the upper bits of its hash name, in their order."""
+    part = hashes >> np.uint64(64 - _BITS)
+    order = np.argsort(part, kind="stable")
+    ends = np.searchsorted(part[order], np.arange(len(files) + 1))
+    for i, file in enumerate(files):
+        file.write(np.ascontiguousarray(records[order[ends[i] : ends[i + 1]]]).data)
+
+
 def kept_rows(
     units: Iterable[Numbers | Digests], rows: int, unit: Unit, scratch_dir: Path, key: bytes = b""
 ) -> KeptRows:
@@ -216,7 +230,7 @@ def kept_rows(
     result = KeptRows(rows)
     deal = np.uint64(int(random_token()[:16], 16) | 1)
     with ExitStack() as stack:
-        files = [stack.enter_context(TemporaryFile(dir=scratch_dir)) for _ in range(1 << _BITS)]
+        files = dealt_files(stack, scratch_dir)
         row = 0
         kind: np.dtype[Any] = np.dtype(np.int64)
         for batch in units:
@@ -224,11 +238,7 @@ def kept_rows(
             numbered = np.empty(batch.size, dtype=[("row", np.int64), ("unit", kind)])
             numbered["row"], numbered["unit"] = np.arange(row, row + batch.size), batch
             row += batch.size
-            part = (batch.view(np.uint64)[:: kind.itemsize // 8] * deal) >> np.uint64(64 - _BITS)
-            order = np.argsort(part, kind="stable")
-            ends = np.searchsorted(part[order], np.arange(len(files) + 1))
-            for i, file in enumerate(files):
-                file.write(np.ascontiguousarray(numbered[order[ends[i] : ends[i + 1]]]).data)
+            deal_records(numbered, batch.view(np.uint64)[:: kind.itemsize // 8] * deal, files)
         if row != rows:
             raise DataError("The source changed while it was read. Ingest it again when it is complete.")
         for file in files:

@@ -27,7 +27,7 @@ from dpdist.core.rows.columns import Column
 from dpdist.core.rows.dataset import RowsTable
 from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.table import UNITS
-from dpdist.core.rows.unit_rows import unit_batches
+from dpdist.core.rows.unit_rows import UnitBatches
 from dpdist.core.rows.units import Unit
 from dpdist.core.rows.writing import RowsWriter
 
@@ -58,7 +58,7 @@ def store(path: Path, rows: Table, text: bool = False) -> Path:
 def units_in(table: RowsTable, tasks: list[range], limit: int = 50) -> list[Any]:
     found: list[Any] = []
     for chunks in tasks:
-        batches = unit_batches(table, chunks, limit, None)
+        batches = UnitBatches(table, chunks, limit, None)
         for _, rows, starts in batches:
             found += [unit.copy() for unit in np.split(rows, starts[1:])]
         assert [index for index, _ in batches.checksums] == list(chunks)
