@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dpdist.core.rows.bounding import RowBound
-from dpdist.core.rows.dither import Dithering, Dithers
+from dpdist.core.rows.bounding import MARGIN, RowBound
+from dpdist.core.rows.dither import Dithering, Dithers, Units
 from dpdist.core.rows.unit_moment import Flags, Starts, bounded_units, ends_of, settle
 from dpdist.core.triangle import Band, Triangle, packed
 
@@ -45,6 +45,8 @@ _UNIT_ROWS = 128
 """Rows of a small privacy unit, whose pairs of rows are multiplied one by one."""
 _PANEL_BYTES = 256 << 10
 """Size of more pairs of narrow rows, a quarter of a second-level cache, because every call has an overhead."""
+_UNIT_BYTES = 512 << 10
+"""Their size with privacy units, for which more is called."""
 
 
 class Instructions(Enum):
@@ -112,13 +114,14 @@ class GramSum(ABC):
 
 
 def gram_sum(
-    band: Band, norm_bound: int, instructions: Instructions | None = None, largest: int | None = None
+    band: Band, norm_bound: int, instructions: Instructions | None = None, largest: int | None = None, *,
+    units: bool = False,
 ) -> GramSum:  # fmt: skip
     """Return a sum in some instructions, by default the fastest; the bounds are those of :func:`integer_rows`."""
     instructions = instructions or fastest(norm_bound, largest)
     if instructions is Instructions.FLOAT64:
         return _Floats(band, 2**53 // norm_bound)
-    return _Integers(band, integer_rows(norm_bound, largest), instructions)
+    return _Integers(band, integer_rows(norm_bound, largest), instructions, _UNIT_BYTES if units else _PANEL_BYTES)
 
 
 class _Floats(GramSum):
@@ -167,7 +170,7 @@ class _Floats(GramSum):
 class _Integers(GramSum):
     """Multiplies 16-bit integers; rows of blocks are collected until they fill the panels."""
 
-    def __init__(self, band: Band, exact_rows: int, instructions: Instructions) -> None:
+    def __init__(self, band: Band, exact_rows: int, instructions: Instructions, panel_bytes: int) -> None:
         from dpdist.core.machine_code import aligned_zeros  # noqa: PLC0415 - slow to import
         from dpdist.core.moment import kernel  # noqa: PLC0415
 
@@ -177,7 +180,7 @@ class _Integers(GramSum):
         self._multiply = kernel.multiply_with(instructions.value)
         self._pack = kernel.packing()
         panels = -(-band.width // kernel.PANEL)
-        self._pairs = max(_PAIRS, _PANEL_BYTES // (4 * kernel.PANEL * panels))
+        self._pairs = max(_PAIRS, panel_bytes // (4 * kernel.PANEL * panels))
         self.at_once = 2 * self._pairs
         self._always_exact = exact_rows // 2
         # one unused pair: panels at distances that are powers of two would share cache lines
@@ -201,19 +204,46 @@ class _Integers(GramSum):
             self._fill(rows.shape[0])
 
     def add_units(self, rows: npt.NDArray[np.generic], starts: Starts, bound: RowBound, dithers: Dithers) -> None:
-        ends, begin = ends_of(starts, len(rows)), 0
-        small = ends - starts <= _UNIT_ROWS
         if self._band.height != self._band.size:  # the norm is that of all columns
             super().add_units(rows, starts, bound, dithers)
             return
-        while begin < starts.size:  # as many units as fit the panels; a large one alone, as a block
+        ends, begin = ends_of(starts, len(rows)), 0
+        large = np.flatnonzero(ends - starts > _UNIT_ROWS)
+        while begin < starts.size:  # as many small units as fit the panels, or a large one
             first = int(starts[begin])
             stop = int(np.searchsorted(ends, first + self.at_once - 1, side="right"))
-            stop = begin + int(np.argmin(np.append(small[begin:stop], False)))
-            add = self._add_packed if stop > begin else super().add_units
+            if large.size:
+                stop = min([stop, *large[large >= begin][:1]])
+            add = self._add_packed if stop > begin else self._add_large
             stop = max(stop, begin + 1)
             add(rows[first : ends[stop - 1]], starts[begin:stop] - first, bound, dithers.behind(first))
             begin = stop
+
+    def _add_large(self, rows: npt.NDArray[np.generic], starts: Starts, bound: RowBound, dithers: Dithers) -> None:
+        """Add one unit, whose rows may not fit the panels."""
+        packing, odd, step = self._packing_for(bound), dithers.first_row % 2, self.at_once - 2
+        self._flush()
+        others, self._sums = self._sums, np.zeros_like(self._sums)
+
+        def place(units: Units) -> None:
+            self._sums[:] = 0
+            for start in range(0, len(rows), step):
+                part = slice(start, start + step)
+                own = units._replace(factors=units.factors[part], settled=units.settled[part])
+                packing.pack(rows[part], dithers.behind(start), self._panels, 0, join=False, units=own)
+                self._halves = odd + len(rows[part])
+                self._flush()
+
+        def measure(chosen: Flags, norms: Block) -> None:
+            moment = np.triu(self._square())
+            norms[chosen] = norm = float(moment.trace())
+            if bound.unit_norm != "trace" and norm > bound.norm_bound:
+                floats = moment.astype(np.float64)
+                square = 2 * np.vdot(floats, floats) - np.vdot(floats.diagonal(), floats.diagonal())
+                norms[chosen] = math.sqrt(square) * MARGIN
+
+        settle(starts, len(rows), bound, place, measure)
+        self._sums += others
 
     def _add_packed(self, rows: npt.NDArray[np.generic], starts: Starts, bound: RowBound, dithers: Dithers) -> None:
         """Add small units, which fit the panels together."""
@@ -221,10 +251,11 @@ class _Integers(GramSum):
 
         packing, odd, trace = self._packing_for(bound), dithers.first_row % 2, bound.unit_norm == "trace"
         self._flush()
-        begins, ends, limit = starts + odd, ends_of(starts, len(rows)) + odd, float(bound.norm_bound)
+        ends, limit = ends_of(starts, len(rows)), float(bound.norm_bound)
 
         def measure(chosen: Flags, norms: Block) -> None:
-            unit_kernel.packed_norms(self._panels, begins, ends, chosen, norms, limit, trace, *self._unpacked)
+            where = (packing.norms, odd, starts, ends, chosen, norms, limit, trace)
+            unit_kernel.packed_norms(self._panels, *where, *self._unpacked)
 
         settle(
             starts, len(rows), bound,
@@ -238,7 +269,8 @@ class _Integers(GramSum):
         from dpdist.core.machine_code import aligned_zeros  # noqa: PLC0415 - slow to import
 
         panels, _, lanes = self._panels.shape
-        return aligned_zeros((_UNIT_ROWS + 4, panels * lanes), np.int32), aligned_zeros((lanes,), np.int32)
+        lines = (panels + 1) // 2
+        return aligned_zeros((_UNIT_ROWS + 4, lines * lanes), np.int32), aligned_zeros((lanes,), np.int32)
 
     def _packing_for(self, bound: RowBound) -> Packing:
         if self._packing is None or (self._packed_by is not bound and self._packed_by != bound):
@@ -278,10 +310,14 @@ class _Integers(GramSum):
             self._multiply(self._panels, pairs, self._always_exact, SMALL_ROWS, self._ends, self._sums, self._room)
             self._halves = 0
 
-    def total(self) -> Triangle:
-        self._flush()
+    def _square(self) -> npt.NDArray[np.int64]:
+        """Return the band of sums up to now, whose entries below the diagonal are arbitrary."""
         height, width, ends = self._band.height, self._band.width, self._ends
         if ends < width:
             self._sums[:ends, ends:width] += self._sums[ends:width, :ends].T
             self._sums[ends:, :ends] = 0
-        return packed(self._sums[:height, :width])
+        return self._sums[:height, :width]
+
+    def total(self) -> Triangle:
+        self._flush()
+        return packed(self._square())

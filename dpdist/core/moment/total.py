@@ -161,10 +161,11 @@ def _summed(task: MomentTask) -> Partial[np.int64]:
 def _summed_units(task: MomentTask) -> Partial[np.int64]:
     """Sum one band of the privacy units that begin in one partition."""
     instructions = None if worth_compiling(task.table) else Instructions.FLOAT64
-    sums = gram_sum(task.band, task.bound.norm_bound, instructions, task.bound.largest)
+    sums = gram_sum(task.band, task.bound.norm_bound, instructions, task.bound.largest, units=True)
     blocks = BoundedBlocks(task, 0)
-    # a batch is longer by a part of a unit, and shall still fit the panels
-    for rows, starts, dithers in blocks.units(max(1, stored_rows(task.table, sums.at_once) * 7 // 8)):
+    integers = sums.instructions is not Instructions.FLOAT64
+    limit = sums.at_once - 1 if integers else stored_rows(task.table, 1)  # they may begin with an odd row
+    for rows, starts, dithers in blocks.units(limit):
         sums.add_units(rows, starts, task.bound, dithers)
     return blocks.partial(sums.total(), task.band)
 

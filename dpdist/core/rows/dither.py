@@ -225,8 +225,8 @@ _NO_FACTORS: Block = np.empty(0)
 class Units(NamedTuple):
     """Factors by which the rows of privacy units are shortened together (:mod:`dpdist.core.rows.unit_moment`)."""
 
-    factors: Block  # (r,), or (0,) for rows that are bounded alone
-    settled: npt.NDArray[np.bool_]  # (r,): rows of units whose integers are already written
+    factors: Block  # (r,), or (0,): 1
+    settled: npt.NDArray[np.bool_]  # (r,): rows of units whose integers are already written; (0,): none
     constant: int = 0  # of private centring, which is multiplied by the factor and rounded with v3
 
 
@@ -265,8 +265,9 @@ class Dithering:
         """Shift, scale, clip and round rows into out, (r, columns), with a column for the constant of units."""
         drawn = dithers.drawn(rows.shape[0], self.columns)
         z = self.rounded(affine.shifted(rows), drawn, affine, units.factors)
-        if units.factors.size and units.constant:
-            z = np.column_stack([z, np.floor(units.factors * units.constant + drawn.thirds)])
+        if units.constant:
+            factors = units.factors if units.factors.size else np.ones(len(z))
+            z = np.column_stack([z, np.floor(factors * units.constant + drawn.thirds)])
         out[:] = np.where(units.settled[:, None], out, z) if units.settled.size else z
 
     def rounded(self, t: Block, drawn: Drawn, affine: Affine = _AS_THEY_ARE, shrink: Block = _NO_FACTORS) -> Block:

@@ -281,34 +281,52 @@ def _shorten_units(lower: int, upper: int, shrink: Any, factors: Any) -> None:
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
+def _unsettled(settled: Any, begin: int, stop: int) -> tuple[int, int]:
+    """Return the range of some rows of a bunch without settled ones at its ends, which begins and ends with a pair."""
+    if not settled.size:
+        return begin, stop
+    first, last = begin, stop
+    while begin < stop and settled[begin - first]:
+        begin += 1
+    while begin < stop and settled[stop - 1 - first]:
+        stop -= 1
+    return max(first, begin & ~1), min(last, (stop + 1) & ~1) if begin < stop else 0
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
 def _write_constants(
-    block: Any, columns: int, offset: int, constant: int, begin: int, stop: int, shrink: Any, factors: Any
+    block: Any, columns: int, offset: int, constant: int, begin: int, stop: int, shrink: Any, factors: Any, norms: Any
 ) -> None:  # fmt: skip
     """Write the constants of rows of a bunch, multiplied by the factors of their units, if there are any."""
     for pair in range(begin >> 1, (stop + 1) >> 1):
         word = np.int32(constant) << _16 | np.int32(constant)
         if shrink.size:
             word = np.int32(0)
-            for i in range(max(2 * pair, begin), min(2 * pair + 2, stop)):
-                word |= np.int32(math.floor(shrink[i - begin] * constant + factors[1, i])) << (np.int32(i & 1) * _16)
+        for i in range(max(2 * pair, begin), min(2 * pair + 2, stop)):
+            own = constant
+            if shrink.size:
+                own = math.floor(shrink[i - begin] * constant + factors[1, i])
+                word |= np.int32(own) << (np.int32(i & 1) * _16)
+            norms[i - begin] += np.float64(own * own)
         block[columns >> 4, offset + pair, columns & 15] = word
 
 
 def _pack_rows(
     rows: Any, first_row: int, affine: Any, by: Any, limit: float, state: Any, words: Any, t: Any, norms: Any,
     factors: Any, unfinished: Any, shrink: Any, settled: Any, mask: Any, sums: Any, squares: Any, buffer: Any,
-    start: int, constant: int, panels: Any, slot: int, join: bool,
+    start: int, constant: int, panels: Any, slot: int, join: bool, packed: Any,
 ) -> int:  # fmt: skip
     count, columns = rows.shape
-    line, done, undone = t.strides[0], 0, 0
-    while done < count:
-        number, target = first_row + done, slot + ((first_row + done) >> 1) - (first_row >> 1)
-        bunch, begin = number >> 5, number & 31
+    line, following, undone = t.strides[0], 0, 0
+    while following < count:
+        done, bunch, begin = following, (first_row + following) >> 5, (first_row + following) & 31
         stop = min(begin + count - done, BUNCH)
-        first, last = begin >> 1, (stop + 1) >> 1
-        if _all(settled[done : done + stop - begin]):
-            done += stop - begin
+        following += stop - begin
+        left, stop = _unsettled(settled[done:following], begin, stop)
+        done, begin = done + left - begin, left
+        if begin >= stop:
             continue
+        target, first, last = slot + ((first_row + done) >> 1) - (first_row >> 1), begin >> 1, (stop + 1) >> 1
         straight = start == 0 and begin & 1 == 0 and stop & 1 == 0
         block, offset = buffer, 0  # of the pairs of the bunch in the block
         if straight:
@@ -330,6 +348,7 @@ def _pack_rows(
                 )  # fmt: skip
         _norms(sums.ctypes.data + 2 * first * LINE, last - first, squares.ctypes.data + 8 * first)
         for i in range(begin, stop):
+            packed[done + i - begin] = squares[i]
             if not (factors[0, i] > 0.0 and squares[i] <= limit):
                 unfinished[undone] = done + i - begin
                 undone += 1
@@ -337,10 +356,9 @@ def _pack_rows(
                     block, mask.shape[0], offset + (i >> 1), _LOW if i & 1 else ~_LOW
                 )  # until it is rounded in NumPy
         if constant:
-            _write_constants(block, columns, offset, constant, begin, stop, shrink[done:], factors)
+            _write_constants(block, columns, offset, constant, begin, stop, shrink[done:], factors, packed[done:])
         if not straight:
             _moved(buffer, begin, stop, start, panels, target, join and done == 0)
-        done += stop - begin
     return undone
 
 
@@ -359,7 +377,11 @@ def _round_rows(
         _fill(bunch, state, words)
         for i in range(begin, stop):
             row = done + i - begin
+            if _all(settled[row : row + 1]):
+                continue
             _prepared(rows[row : row + 1], i, 0, affine, by, words, t, norms, factors)
+            if constant:
+                out[row, columns] = constant
             if shrink.size:
                 factors[0, i] *= shrink[row]
                 if constant:
@@ -467,6 +489,8 @@ class Packing(_Prepared):
         if not (0 <= start < width and 0 <= constant < 2**15):
             raise AssertionError("a band must have columns, and a constant must fit 16 bits")
         self._panels = -(-(width - start) // LANES)
+        self.norms = np.empty(0)
+        """Squared norms of the integers of the last rows, with their constants; for bands that start at column 0."""
         mask = aligned_zeros((-(-rule.columns // LANES), LANES), np.int32)
         mask.reshape(-1)[: rule.columns] = -1
         self._more = (
@@ -484,7 +508,10 @@ class Packing(_Prepared):
         if not fit or not 0 <= slot <= panels.shape[1] - pairs:
             raise AssertionError("the panels have no room for the rows")
         unfinished, arguments = self.arguments(rows, dithers, units)
-        unfinished = unfinished[: _pack(*arguments, *self._more, self._start, self._constant, panels, slot, join)]
+        if len(rows) > self.norms.size:
+            self.norms = np.empty(2 * panels.shape[1])
+        more = (*self._more, self._start, self._constant, panels, slot, join, self.norms)
+        unfinished = unfinished[: _pack(*arguments, *more)]
         if unfinished.size:
             numbers = dithers.first_row + unfinished
             halves = panels.view(np.int16).reshape(*panels.shape, 2)
@@ -493,6 +520,7 @@ class Packing(_Prepared):
             width = self._rule.columns - self._start
             values[:, :width] = self.rounded(rows, dithers, unfinished, units)[:, self._start :]
             halves[:, slots, :, numbers & 1] = values.reshape(unfinished.size, -1, LANES)
+            self.norms[unfinished] = np.einsum("ij,ij->i", values, values, dtype=np.float64)
 
 
 def round_rows(

@@ -13,7 +13,7 @@ import numpy as np
 from llvmlite import ir
 from numba import njit
 
-from dpdist.core.llvm import I64, emitted, load, loop, same, store
+from dpdist.core.llvm import I32, I64, emitted, load, loop, repeated, same, store
 from dpdist.core.machine_code import compiled
 from dpdist.core.rows.bounding import EXACT, MARGIN
 from dpdist.core.rows.dither_kernel import LANES, LINE, SUMS, emit_dot
@@ -77,7 +77,7 @@ def _moment_norms(
 def _emit_products(build: Any, left: Any, right: Any, lines: Any, out: Any) -> None:
     """Emit the sums of products of a row with four others, one after the other; the sums are in lanes 0, 4, 8 and 12.
 
-    The rows are 16-bit integers in the lower halves of words, in some lines each.
+    The rows are 16-bit integers, in some lines each.
     """
     with loop(build, lines, [same(SUMS, 0)] * _TOGETHER) as (line, totals, following):
         offset = build.mul(line, I64(LINE))
@@ -100,42 +100,59 @@ def _emit_products(build: Any, left: Any, right: Any, lines: Any, out: Any) -> N
     store(build, total, out, LINE)
 
 
-_products = emitted(_emit_products)
+def _emit_merged(build: Any, low: Any, high: Any, step: Any, shift: Any, keep: Any, lines: Any, out: Any) -> None:
+    """Emit the loop that writes halves of words of two panels to lines; ``keep`` masks those of the second one."""
+    shifts, mask = (repeated(build, SUMS, build.trunc(number, I32)) for number in (shift, keep))
+    with loop(build, lines) as (line, _, _):
+        offset = build.mul(line, step)
+        first, second = (build.lshr(load(build, build.add(panel, offset), SUMS, LINE), shifts) for panel in (low, high))
+        second = build.and_(build.shl(second, same(SUMS, 16)), mask)
+        both = build.or_(build.and_(first, same(SUMS, 0xFFFF)), second)
+        store(build, both, build.add(out, build.mul(line, I64(LINE))), LINE)
+
+
+_products, _merged = emitted(_emit_products), emitted(_emit_merged)
 
 
 @njit(inline="always")  # type: ignore[untyped-decorator]
-def _unpack(panels: Any, half: int, row: Any) -> None:
-    """Write a row of panels to the lower halves of words."""
-    for q in range(panels.shape[0]):
-        for lane in range(LANES):  # as one vector
-            word = panels[q, half >> 1, lane]
-            row[q * LANES + lane] = (word >> 16 if half & 1 else word) & 0xFFFF
+def _unpack(panels: Any, half: int, row: int) -> None:
+    """Write a row of panels to an address, two of its 16-bit integers to a word."""
+    first, step = panels.ctypes.data + LINE * (half >> 1), panels.strides[0]
+    shift, lines = 16 * (half & 1), panels.shape[0] >> 1
+    if lines:
+        _merged(first, first + step, 2 * step, shift, -1, lines, row)
+    if panels.shape[0] & 1:  # the last panel is the lower half of a line alone
+        last = first + 2 * step * lines
+        _merged(last, last, 0, shift, 0, 1, row + LINE * lines)
 
 
 def _packed_norms(
-    panels: Any, starts: Any, ends: Any, chosen: Any, norms: Any, limit: float, of_trace: bool, rows: Any, sums: Any
+    panels: Any, squares: Any, first: int, starts: Any, ends: Any, chosen: Any, norms: Any, limit: float,
+    of_trace: bool, rows: Any, sums: Any,
 ) -> None:  # fmt: skip
-    lines, first, size = rows.shape[1] // LANES, rows.ctypes.data, rows.strides[0]
+    lines, address, size = rows.shape[1] // LANES, rows.ctypes.data, rows.strides[0]
     for unit in range(starts.size):
         if not chosen[unit]:
             continue
-        start, stop, trace, square = starts[unit], ends[unit], 0.0, 0.0
-        for i in range(stop - start):
-            _unpack(panels, start + i, rows[i])
-            _products(first + i * size, first + i * size, lines, sums.ctypes.data)
-            trace += sums[0]
+        start, count, trace, square = starts[unit], ends[unit] - starts[unit], 0.0, 0.0
+        for i in range(start, start + count):
+            trace += squares[i]
         norms[unit] = trace
         if of_trace or trace <= limit:
             continue
-        for i in range(stop - start):
-            for j in range(0, i + 1, _TOGETHER):  # rows behind the unit are of others, and their sums are not used
-                _products(first + i * size, first + j * size, lines, sums.ctypes.data)
-                for k in range(min(_TOGETHER, i + 1 - j)):  # at most 2^30 each, as of any two rows
+        for i in range(count):
+            _unpack(panels, first + start + i, address + i * size)
+        for i in range(count):
+            own = squares[start + i]
+            square += own * own
+            for j in range(0, i, _TOGETHER):  # rows from the own one on are multiplied as well, and not used
+                _products(address + i * size, address + j * size, lines, sums.ctypes.data)
+                for k in range(min(_TOGETHER, i - j)):  # at most 2^30 each, as of any two rows
                     product = np.float64(sums[k * LANES // _TOGETHER])
-                    square += product * product * (1.0 if j + k == i else 2.0)
+                    square += 2.0 * product * product
         norms[unit] = math.sqrt(square) * MARGIN
 
 
 moment_norms: Any = compiled(_moment_norms, error_model="numpy", nogil=True, fastmath={"reassoc", "contract"})
 packed_norms: Any = compiled(_packed_norms, error_model="numpy", nogil=True)
-"""Of rows in panels of 16-bit integers (:mod:`dpdist.core.moment.kernel`), whose units begin at halves of slots."""
+"""Of rows in panels of 16-bit integers (:mod:`dpdist.core.moment.kernel`) with squared norms; the first is a half."""

@@ -56,7 +56,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist.core.rows.bounding import EXACT, MARGIN, RowBound, compiled_kernel
-from dpdist.core.rows.dither import Dithers, Units
+from dpdist.core.rows.dither import ALONE, Dithers, Units
 
 Block = npt.NDArray[np.float64]
 Starts = npt.NDArray[np.int64]
@@ -81,18 +81,18 @@ def ends_of(starts: Starts, rows: int) -> Starts:
 
 def settle(starts: Starts, rows: int, bound: RowBound, place: Callable[[Units], object], measure: Measure) -> None:
     """Place the integers of units, (r,) rows that begin at ``starts``, with factors by which all keep their bound."""
-    lengths, limit = ends_of(starts, rows) - starts, float(bound.norm_bound)
-    room = 1 - 2.0 ** (2 - bound.grid_bits)  # rounding makes a moment longer; it deviates by 2^-b
+    limit, room = float(bound.norm_bound), 1 - 2.0 ** (2 - bound.grid_bits)  # a moment deviates by 2^-b
     factors, norms, over = np.ones(starts.size), np.empty(starts.size), np.ones(starts.size, np.bool_)
+    place(ALONE._replace(constant=bound.constant))
     for attempt in range(_ATTEMPTS + 1):
-        settled = np.repeat(~over, lengths)
-        place(Units(np.repeat(factors, lengths), settled, bound.constant))
         measure(over, norms)
         over = norms > limit
         if not over.any():
             return
         shares = np.minimum(room * limit / norms[over], 1.0 if attempt == 0 else 0.5)
         factors[over] = 0.0 if attempt == _ATTEMPTS - 1 else _cut(factors[over] * np.sqrt(shares))
+        lengths = ends_of(starts, rows) - starts
+        place(Units(np.repeat(factors, lengths), np.repeat(~over, lengths), bound.constant))
     raise AssertionError("the moment of a privacy unit exceeds the norm bound")
 
 

@@ -76,15 +76,16 @@ class UnitBatches:
         """Index and checksum of each of the chunks, once it is read."""
 
     def __iter__(self) -> Iterator[tuple[int, Rows, Starts]]:
-        """Yield the number of the first row, rows of about ``limit`` or of one unit, and where units begin in them."""
+        """Yield the number of the first row, about ``limit`` rows or one unit, and where units begin in them."""
         waiting, starts, first, count = list[Rows](), list[Starts](), 0, 0
         for number, rows, begins in self._pieces():
             taken, done = 0, 0  # rows and units of this piece
             if not starts and begins.size:  # rows before the first unit belong to another task
                 first, taken = number + int(begins[0]), int(begins[0])
-            while waiting or done < begins.size:
-                # a batch ends where the next unit begins
-                cut = int(np.searchsorted(begins, max(self._limit - count + taken, taken + (not waiting)), side="left"))
+            while count + len(rows) - taken > self._limit:
+                # a batch ends before the last unit that does not fit, or after its only one
+                last = int(np.searchsorted(begins, taken + self._limit - count, side="right")) - 1
+                cut = max(last, done + (not waiting))
                 if cut >= begins.size:
                     break
                 stop = int(begins[cut])
@@ -112,8 +113,8 @@ class UnitBatches:
             for rows in self._reader.read(index) if stop else ():  # to its end, which verifies it
                 taken = rows[: max(0, stop - row)]
                 if len(taken):
-                    here = begins[(begins >= row) & (begins < row + len(taken))] - row
-                    yield self._table.first_row(index) + row, taken, here
+                    low, high = np.searchsorted(begins, (row, row + len(taken)))
+                    yield self._table.first_row(index) + row, taken, begins[low:high] - row
                 row += len(rows)
             if inside:
                 self.checksums.append((index, self._reader.checksum))

@@ -178,7 +178,7 @@ def test_squares_of_a_column_are_exact_up_to_the_last_unit_and_would_not_be_for_
     assert (z * z).sum() == 2**31 - 1
 
     def total(rows: npt.NDArray[np.float64], always: int) -> int:
-        sums = gram._Integers(Band.whole(54), 2 * always, instructions)
+        sums = gram._Integers(Band.whole(54), 2 * always, instructions, 1 << 18)
         sums.add(rows)
         return int(sums.total()[Band.whole(54).entries - (54 - column) * (55 - column) // 2])
 
