@@ -286,7 +286,8 @@ class ClippedRows:
     def _described(self, text: str) -> str:
         text += f", about {self.about}, as no mean was released" if self.about else ""
         text += f", {self.kept}" if self.kept else ""
-        text += ", with missing cells at the centre, which weakens correlations and slopes" if self.centring else ""
+        filled = ", with missing cells, if any, at the centre, which weakens correlations and slopes"
+        text += filled if self.centring else ""
         text += ", from the rows that have both values of a pair, as if gaps had no cause" if self.pairwise else ""
         text += "".join(f", {limit}" for limit in self.limits)
         if not self.dropping:
@@ -490,6 +491,8 @@ def _longer_share(release: Release) -> tuple[float, float] | None:
     of_n = 0.0 if exact is not None else 2 * _deviation_of_rows(release)
     if release.bound.unit_norm:  # counts are of units, and their number is known by these alone
         n, of_n = float(sum(counts)), 2 * math.sqrt(noise.variance * len(counts))
+        if n <= of_n:  # too few to be seen
+            return None
     low = _counted(counts, noise, first + (not begins), exact, -_CONFIDENT) / ((n or 0.0) + of_n)
     high = _counted(counts, noise, first, exact, _CONFIDENT) / max(1.0, (n or 0.0) - of_n)
     return min(1.0, max(0.0, low)), min(1.0, max(0.0, high))

@@ -22,6 +22,7 @@ from dpdist.core.errors import BelowNoiseWarning, UsageError
 from dpdist.core.naming import ESTIMATORS, naming
 from dpdist.core.privacy.guarantee import Neighbours
 from dpdist.core.release.artefact import Release
+from dpdist.core.release.bounds import Dimensions
 from dpdist.core.release.request import Centring, ReleaseRequest
 from dpdist.core.text import listed
 from dpdist.estimators import fit as fits
@@ -344,9 +345,10 @@ def _shrinkage(name: str) -> Shrinkage:
         raise UsageError(f"shrinkage must be one of {listed(map(repr, map(str, Shrinkage)))}.") from None
 
 
-def _require_matrix(request: ReleaseRequest, columns: int, *, shrinkage: Shrinkage) -> None:
+def _require_matrix(request: ReleaseRequest, size: Dimensions, *, shrinkage: Shrinkage) -> None:
     """Refuse a request whose release would give no covariance, before it is charged."""
     if shrinkage is Shrinkage.OPTIMAL or fits.releases_subspace(request):
-        fits.require_matrix(request, columns)
-    if request.neighbours is Neighbours.ADD_REMOVE and request.centring is Centring.NONE:
-        raise UsageError(no_rows())
+        fits.require_matrix(request, size)
+    unknown = size.together or request.neighbours is Neighbours.ADD_REMOVE
+    if unknown and request.centring is Centring.NONE:
+        raise UsageError(no_rows(weighted=size.together))

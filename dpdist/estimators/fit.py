@@ -155,7 +155,7 @@ def _centre_and_scale(estimator: PrivateEstimator) -> tuple[str | None, str, dic
 def released(
     estimator: PrivateEstimator,
     data: object,
-    check: Callable[[ReleaseRequest, int], None],
+    check: Callable[[ReleaseRequest, Dimensions], None],
     components: int | None = None,
     targets: Sequence[str] = (),
     join: Callable[[Rows], Rows] | None = None,
@@ -175,7 +175,8 @@ def released(
         stored = None if path is None else open_rows(path)
         described = schema if stored is None else stored.schema
         together = units is not None if stored is None else stored.together
-        check(by_schema(request, Dimensions(rows.columns, schema=described, together=together)), rows.columns)
+        size = Dimensions(rows.columns, schema=described, together=together)
+        check(by_schema(request, size), size)
         if stored is None:
             made = _from_memory(estimator, rows, request, schema, units)
         else:
@@ -386,10 +387,10 @@ def set_release(estimator: PrivateEstimator, release: Release) -> None:
     estimator.release_ = release
 
 
-def require_matrix(request: ReleaseRequest, columns: int) -> None:
+def require_matrix(request: ReleaseRequest, size: Dimensions) -> None:
     """Refuse a request whose release would give no matrix with a known noise distribution, before it is charged."""
-    noise = None if releases_subspace(request) else planned(without_choices(request), Dimensions(columns)).moment.noise
-    require_noise_distribution(request.mechanism, noise)
+    plan = None if releases_subspace(request) else planned(without_choices(request), Dimensions(size.columns))
+    require_noise_distribution(request.mechanism, None if plan is None else plan.moment.noise)
 
 
 def releases_subspace(request: ReleaseRequest) -> bool:

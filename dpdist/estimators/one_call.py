@@ -164,7 +164,7 @@ def _takes_missing(described: Schema | None, parameters: Mapping[str, Any]) -> b
     return parameters.get("clip") is None or parameters.get("scale") == "private"
 
 
-_CENTRED = "Cells without a number count as the centre of their column, which weakens its correlations. "
+_CENTRED = "Cells without a number, if any, count as the centre of their column, which weakens its correlations. "
 
 
 def _by_unit(table: Any, owner: Owner) -> tuple[Any, Any, Owner]:

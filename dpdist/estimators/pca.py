@@ -25,6 +25,7 @@ from dpdist.core.moment.arrays import with_centre
 from dpdist.core.naming import ESTIMATORS, naming, parameter, step
 from dpdist.core.pipeline.projection import Projector, scores_in_memory
 from dpdist.core.release.artefact import Release, open_release
+from dpdist.core.release.bounds import Dimensions
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.runtime.cluster import Cluster
 from dpdist.estimators import fit as fits
@@ -568,15 +569,15 @@ def _require_kind(correlation: object, whiten: object) -> None:
         raise UsageError("Scores of standardised columns cannot be whitened: leave out whiten or correlation.")
 
 
-def _require_components(request: ReleaseRequest, columns: int, *, count: float | None, correlation: bool) -> None:
+def _require_components(request: ReleaseRequest, size: Dimensions, *, count: float | None, correlation: bool) -> None:
     """Refuse components that no release could have, before it is charged."""
     number = _number(count)
-    if number is not None and number > columns:
+    if number is not None and number > size.columns:
         raise UsageError(
-            f"{number} components were requested ({parameter('components')}), but X has {columns} columns."
+            f"{number} components were requested ({parameter('components')}), but X has {size.columns} columns."
         )
     if number is None and not (correlation and count is not None):  # a share of correlations needs no distribution
-        require_noise_distribution(request, columns)
+        require_noise_distribution(request, size.columns)
     if correlation:
         require_correlated(
             subspace=fits.releases_subspace(request),

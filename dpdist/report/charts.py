@@ -14,6 +14,7 @@ from dpdist.answers.alignment import Alignment
 from dpdist.answers.covariance import Correlations
 from dpdist.answers.regression import Regression
 from dpdist.core.privacy.guarantee import Guarantee
+from dpdist.core.rows.units import Unit
 from dpdist.report.answers import common_power, digits
 from dpdist.report.promise import accuracy, hits, share_up
 
@@ -135,8 +136,8 @@ _LETTERS = 17
 """Letters of a name next to the heat map."""
 
 
-def guesses(guarantee: Guarantee) -> Markup:
-    """Draw 100 guesses about one row at even odds: right by chance, and right due to the release."""
+def guesses(guarantee: Guarantee, unit: Unit | None) -> Markup:
+    """Draw 100 guesses about one row, or a unit, at even odds: right by chance, and right due to the release."""
     right = 100 * accuracy(guarantee)
     added = min(_GUESSES, math.ceil(right - 1e-6))
     step = (WIDTH + 4) / _ACROSS
@@ -154,7 +155,8 @@ def guesses(guarantee: Guarantee) -> Markup:
     for i, (kind, label) in enumerate(legend):
         top = below + 8 + 17 * i
         parts += [path(kind, [box(0, top, 11, 11)]), text(18, top + 10, label)]
-    return chart("guesses", "100 guesses about one row", description, below + 8 + 17 * len(legend), parts)
+    whose = "one row" if unit is None else f"the rows of one {unit.column}"
+    return chart("guesses", f"100 guesses about {whose}", description, below + 8 + 17 * len(legend), parts)
 
 
 def tests(guarantee: Guarantee) -> Markup:

@@ -72,7 +72,9 @@ def write(
         title=title,
         author=author,
         guarantee=release.guarantee,
-        pictures=None if release.guarantee is None else (guesses(release.guarantee), tests(release.guarantee)),
+        pictures=None
+        if release.guarantee is None
+        else (guesses(release.guarantee, release.unit), tests(release.guarantee)),
         budget=None if ledger is None else _budget(ledger, release),
         mechanism=mechanism_named(release.mechanism).info,
         facts=_facts(release),

@@ -160,3 +160,26 @@ def test_a_path_has_its_own_unit_and_a_lazy_array_must_not_change(tmp_path: Path
     changing = da.from_array(rows, chunks=(500, 4)).map_blocks(lambda block: block + random.normal(), dtype=float)
     with pytest.raises(DataError, match="different rows on the second read"):
         dpdist.PrivateCovariance(**ASK).fit(changing, groups=who)
+
+
+def test_a_covariance_without_a_mean_is_refused_before_it_is_charged() -> None:
+    budget = dpdist.Budget(1)
+    estimator = dpdist.PrivateCovariance(epsilon=1, clip=4, centre="none", neighbours="replace-one", budget=budget)
+    with pytest.raises(UsageError, match="centre='private'"):
+        estimator.fit(np.random.default_rng(0).normal(size=(400, 3)), groups=np.arange(400) // 4)
+    assert "0 fits" in repr(budget)
+
+
+@pytest.mark.parametrize("budgeted", [True, False])
+@pytest.mark.parametrize("first", [None, "patient"])
+def test_losses_of_rows_and_of_persons_are_not_added(first: str | None, budgeted: bool) -> None:
+    rows = pd.DataFrame(np.random.default_rng(int(budgeted)).normal(size=(400, 3)) + (first is None))
+    groups = pd.Series(np.arange(400) // 4, name="patient")
+    budget = dpdist.Budget(10) if budgeted else None
+    asked: dict[str, Any] = {"epsilon": 1, "clip": 4} | ({"budget": budget} if budgeted else {"budget_epsilon": 10})
+    dpdist.PrivatePCA(1, **asked).fit(rows, groups=None if first is None else groups)
+    with pytest.raises(RefusedError, match="all rows of one patient"):
+        dpdist.PrivatePCA(1, **asked).fit(rows, groups=groups if first is None else None)
+    # the same persons once more, whatever their rows
+    again = rows[::-1], None if first is None else groups[::-1]
+    dpdist.PrivatePCA(1, **asked | {"epsilon": 2}).fit(again[0], groups=again[1])

@@ -213,6 +213,7 @@ class _Fit:
     rows: int  # how many; may be private
     dataset: str  # identity of the table
     account: Budget | None  # the budget that it was charged to
+    unit: str | None = None  # the privacy unit; None: the row
 
 
 @dataclass(frozen=True)
@@ -224,6 +225,7 @@ class Asked:
     release_id: str
     limit: PrivacyLoss | None = None  # of the joint cost of these rows; None: the account's, or the release's own cost
     account: Budget | None = None
+    unit: str | None = None  # the privacy unit; None: the row
 
     @property
     def release(self) -> tuple[str, str]:
@@ -268,9 +270,11 @@ class Register:
         return ledger
 
     def require_relation(self, asked: Asked, neighbours: Neighbours) -> None:
-        """Refuse a relation that cannot be added to that of earlier releases, before anything is said of the rows."""
+        """Refuse a loss that cannot be added to those of earlier releases, before anything is said of the rows."""
         with self._lock:
-            _require_relation([fit.guarantee for fit in self._sharing(asked.fingerprints)], neighbours)
+            for fit in self._sharing(asked.fingerprints):
+                _require_same("Some or all of these rows were released before in this process", fit.unit, asked.unit)
+                _require_relation([fit.guarantee], neighbours)
 
     def _sharing(self, fingerprints: Fingerprints) -> list[_Fit]:
         """Return the charges of some of these rows."""
@@ -304,9 +308,9 @@ class Register:
                 ledger, dataset_id=asked.dataset, budget=guarantee.loss
             )  # the register decides what rows afford
             reserve(ledger)
-            charge = _Fit(guarantee, asked.fingerprints, rows, asked.dataset, account)
+            charge = _Fit(guarantee, asked.fingerprints, rows, asked.dataset, account, asked.unit)
             if account is not None:
-                account.charge(guarantee)
+                account.charge(guarantee, unit=asked.unit)
             # in this order: an interruption leaves a charge without a release, and never a release without a charge
             self._fits.append(charge)
             self._charged[asked.release] = ledger, charge
@@ -333,6 +337,17 @@ _OTHER_ACCOUNT = (
     "Charge this fit to the budget of the earlier fits, if there is one. Using an existing release is free "
     "(from_release(fitted.release_))."
 )
+
+
+def _require_same(before: str, unit: str | None, asked: str | None) -> None:
+    """Refuse a loss of another privacy unit than that of earlier releases."""
+    if unit != asked:
+        first, second = ("each row" if name is None else f"all rows of one {name}" for name in (unit, asked))
+        rest = "no groups" if unit is None else f"groups, named {unit!r},"
+        raise RefusedError(
+            f"{before} with the protection of {first}; a loss that protects {second} cannot be added to that. Nothing "
+            f"was drawn. Fit with {rest} as before, or charge another budget, which adds to this one."
+        )
 
 
 def _require_relation(before: list[Guarantee], neighbours: Neighbours) -> None:
@@ -420,6 +435,7 @@ class _Charges:
     lock: threading.Lock = field(default_factory=threading.Lock)
     account: Filter | None = None
     neighbours: Neighbours | None = None
+    unit: str | None = None
 
 
 class Budget:
@@ -459,7 +475,8 @@ class Budget:
     scikit-learn) or forked, refuses all fits. Use ``n_jobs=None``, or threads with
     ``joblib.parallel_config("threading")``.
 
-    A charge stays even if the fit fails later. All fits must have the same neighbouring relation as the first one.
+    A charge stays even if the fit fails later. All fits must have the same neighbouring relation as the first one, and
+    the same ``groups``, by their name, or none.
 
     See Also
     --------
@@ -515,14 +532,21 @@ class Budget:
         with self._charges.lock:
             return self._left()
 
-    def charge(self, guarantee: Guarantee) -> None:
+    def charge(self, guarantee: Guarantee, *, unit: str | None = None) -> None:
         """Charge a release before its noise is drawn, irrevocably. The estimators call this.
+
+        Parameters
+        ----------
+        guarantee : Guarantee
+            The proved guarantee of the release.
+        unit : str, default None
+            Name of the privacy unit, if all rows of each are protected together (``groups``). None: each row is.
 
         Raises
         ------
         RefusedError
-            If the rest of the budget is too small, the neighbouring relation differs from that of the first release,
-            or this is a copy. Nothing is charged.
+            If the rest of the budget is too small, neighbouring relation or privacy unit differ from those of the
+            first release, or this is a copy. Nothing is charged.
         """
         self._require_original()
         charges = self._charges
@@ -533,6 +557,8 @@ class Budget:
                     f"cannot be added to that. Nothing was drawn. Set neighbours={str(charges.neighbours)!r}, or "
                     "charge another budget, which adds to this one."
                 )
+            if charges.account is not None:
+                _require_same("The first fit was charged to this budget", charges.unit, unit)
             account = charges.account or Filter(self._loss, caps_for(self._loss, guarantee))
             if not account.book(str(len(account)), guarantee):
                 raise RefusedError(
@@ -540,7 +566,7 @@ class Budget:
                     "Nothing was drawn or charged. Ask for a smaller loss. Using an existing release is free "
                     "(from_release(fitted.release_))."
                 )
-            charges.account, charges.neighbours = account, guarantee.neighbours
+            charges.account, charges.neighbours, charges.unit = account, guarantee.neighbours, unit
 
     def continues(self, earlier: Budget | None) -> bool:
         """Whether this is the budget of an earlier charge, or the same one declared again, which takes up its charges.

@@ -213,7 +213,8 @@ def release_array(
     )  # fmt: skip
     require_centre_of_dropped(table, centred=has_centre(plan))
     release_id = plan.release_id(table)
-    asked = Asked(survey.fingerprints, dataset, release_id, paying.limit, paying.account)
+    unit = None if rows.groups is None else rows.groups.name
+    asked = Asked(survey.fingerprints, dataset, release_id, paying.limit, paying.account, unit)
     charged = register.known(asked)
     if target is not None and stands_at(target, release_id):
         _require_own(target, release_id, charged)

@@ -36,6 +36,7 @@ from dpdist.core.progress import Progress, steps
 from dpdist.core.rows.automatic import row_is_unit
 from dpdist.core.rows.dataset import RowsTable
 from dpdist.core.rows.manifest import SOURCES
+from dpdist.core.rows.person_names import person_columns
 from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.schema_file import draft_of, read_schema
 from dpdist.core.rows.units import Keep, unit_from
@@ -49,7 +50,8 @@ def draft_schema(source: SourceLocation | AnyPath | Any, *, header: str | None =
     r"""Draft a schema of a source from the names of its columns.
 
     No value and no stored type is used, because the draft is public, and libraries choose types from values: every
-    column is drafted as a number, with a blank range. Complete it from what the columns mean. A .csv does not show
+    column is drafted as a number, with a blank range, but for the first one named like an identifier of persons, which
+    is the privacy unit; others so named are left out. Complete it from what the columns mean. A .csv does not show
     whether its first line is a header or a row, whose cells would be published. An index of pandas is left out.
 
     Parameters
@@ -111,7 +113,9 @@ def draft_schema(source: SourceLocation | AnyPath | Any, *, header: str | None =
     else:
         raise DataError(f"{table} has no columns of different kinds, so it needs no schema.")
     require_publishable(origin, names)
-    return draft_of(origin, {name: "ignored" if counts_rows(name) else "number" for name in names})
+    owners = person_columns(names)
+    kinds = {name: "ignored" if counts_rows(name) or name in owners else "number" for name in names}
+    return draft_of(origin, kinds | dict.fromkeys(owners[:1], "privacy unit"))
 
 
 def read_for(schema: AnyPath, source: object, header: str | None) -> Schema:

@@ -228,7 +228,9 @@ def _decisions(
         f"The budget of the table is {Ledger(ledger).budget}, in {ledger}",
     ]  # fmt: skip
     if schema is not None and len(schema.centring) > len(schema.pairwise):
-        sentences.append("Cells without a number count as the centre of their column, which weakens its correlations")
+        sentences.append(
+            "Cells without a number, if any, count as the centre of their column, which weakens its correlations"
+        )
     return ". ".join(sentences) + "."
 
 

@@ -152,8 +152,9 @@ _HEAD = """\
 # A dpdist schema: the columns of {source}.
 #
 # This draft was created from names only, as stored types often follow from values: every column is drafted as a
-# number. Correct the kind of the others, and of a number that means yes or no ("boolean") or a category, or is an
-# identifier ("ignored"). An index of pandas is left out: describe it if it is a column.
+# number, unless it is named like an identifier. Correct the kind of the others, and of a number that means yes or no
+# ("boolean") or a category, or is an identifier ("ignored"). An index of pandas is left out: describe it if it is a
+# column.
 # Fill in the blanks, [], from public knowledge: a questionnaire, a manual, physics. NEVER from the data. Noise does
 # not protect a range or a category that was taken from the data.
 # This file is published with every release. Values outside a range are clipped to it.
@@ -176,11 +177,18 @@ scale = "range"  # map each range to [-1, 1], so that units do not matter; "none
 """
 
 
+_AFTER = {
+    "ignored": "",
+    "privacy unit": '# named like a person, whose rows are protected together; "ignored" if no person has two\n',
+}
+"""What follows the kind of a column in a draft, if it has no range."""
+
+
 def draft_of(source: object, kinds: Mapping[str, str]) -> str:
     """Return the text of a draft schema, from the kind of each column by name."""
     parts = [_HEAD.format(source=json.dumps(str(source), ensure_ascii=False)[1:-1])]
     for name, kind in kinds.items():
-        blank = "" if kind == "ignored" else "range = []  # fill in\n"
+        blank = _AFTER.get(kind, "range = []  # fill in\n")
         parts.append(f"\n[[column]]\nname = {_quoted(name)}\nkind = {_quoted(kind)}\n{blank}")
     return "".join(parts)
 

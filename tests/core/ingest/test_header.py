@@ -230,3 +230,14 @@ def test_a_count_of_the_rows_of_any_usual_name_is_asked_for_and_no_advice_keeps_
     for use in (PrivatePCA(1, epsilon=1, delta=1e-6, clip=9).fit, lambda x: ingest_rows(x, tmp_path / "no.zarr")):
         with pytest.raises(DataError, match=re.escape(repr(name))):
             use(frame)
+
+
+def test_a_draft_takes_a_column_named_like_a_person_for_the_privacy_unit(tmp_path: Path, call: Call) -> None:
+    (tmp_path / "t.csv").write_text("age,patient_id,customer_id,mass\n41,p1,7,60\n52,p2,8,70\n")
+    draft = call("schema", tmp_path / "t.csv", "--header", "yes", "--json").json["draft"]
+    assert re.findall(r'name = "(\w+)"\nkind = "([\w ]+)"', draft) == [
+        ("age", "number"), ("patient_id", "privacy unit"), ("customer_id", "ignored"), ("mass", "number"),
+    ]  # fmt: skip
+    (tmp_path / "s.toml").write_text(draft.replace("range = []", "range = [0, 120]"))
+    done = call("ingest", tmp_path / "t.csv", tmp_path / "r.zarr", "--schema", tmp_path / "s.toml", "--header", "yes")
+    assert done.code == 0, done.err

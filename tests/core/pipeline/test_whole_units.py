@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -266,3 +268,21 @@ def test_how_many_units_a_private_scale_needs_is_said_before_it_is_paid_for(tmp_
     few = ReleaseRequest("gaussian", PrivacyLoss.parse("0.05", "1e-9"), "auto", scale="private", period="few")
     with pytest.raises(RefusedError, match=r"at least \d+ privacy units; the table has \d+ rows"):
         release_rows(table.store, tmp_path / "few.zarr", few)
+
+
+@pytest.mark.usefixtures("silent")
+def test_of_units_too_few_to_be_counted_no_share_is_said(tmp_path: Path) -> None:
+    # the sum of the counts is noise, and may be negative
+    random = np.random.default_rng(7)
+    table = table_of(tmp_path, np.repeat(np.arange(20), 30), random.normal(size=(600, 3)))
+    asked: dict[str, Any] = {"clip_norm": "private", "scale": (1.0,) * 3, "centring": "private"}
+    release = released(tmp_path, table, loss=PrivacyLoss.parse("0.6", "1e-6"), **asked)
+    assert release.stage is not None
+    answer = release.stage.answer
+    for total in (-300, 0, 10):
+        counts = [total // 2, *[0] * (len(answer["counts"]) - 2), total // 2]
+        stage = msgspec.structs.replace(release.stage, answer={**answer, "counts": counts})
+        unseen = replace(release, stage=stage)
+        lengths = clipped_rows(unseen)
+        assert lengths.between is None
+        assert "rows of some of all units of who weigh less" in lengths.unknown
