@@ -133,9 +133,9 @@ class PrivacyLeakWarning(UserWarning):
 
 
 class WeakGuaranteeWarning(UserWarning):
-    """The requested guarantee is proved but weak: a large epsilon, or a large delta.
+    """The requested guarantee is proved but weak: a large epsilon or delta, or rows that may be several of a person.
 
-    Commands print the same as a caution.
+    Commands print the same as a caution, or refuse.
 
     See Also
     --------

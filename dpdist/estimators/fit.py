@@ -30,8 +30,9 @@ from dpdist.core.errors import (
     PrivacyLeakWarning,
     RefusedError,
     UsageError,
+    WeakGuaranteeWarning,
 )
-from dpdist.core.frames import converted
+from dpdist.core.frames import converted, is_a
 from dpdist.core.ingest.registered import open_rows
 from dpdist.core.ledger.address import LedgerAddress, address_of
 from dpdist.core.ledger.register import REGISTER, Budget
@@ -52,6 +53,7 @@ from dpdist.core.release.bounds import Dimensions, by_schema, without_choices
 from dpdist.core.release.parse import request_from
 from dpdist.core.release.plan import plan_of, planned
 from dpdist.core.release.request import Centring, ReleaseRequest
+from dpdist.core.rows.automatic import row_is_unit
 from dpdist.core.rows.columns import Column
 from dpdist.core.rows.dataset import RowsTable
 from dpdist.core.rows.schema import Schema
@@ -178,6 +180,8 @@ def released(
         size = Dimensions(rows.columns, schema=described, together=together)
         check(by_schema(request, size), size)
         if stored is None:
+            if units is None and not is_a(data, "anndata", "AnnData"):  # whose columns may be genes: ID1
+                _warn_of_persons(rows)
             made = _from_memory(estimator, rows, request, schema, units)
         else:
             made = _from_table(estimator, stored, request)
@@ -195,6 +199,13 @@ def released(
         save(release, estimator.release)
     _warn_of_bound(release)
     return release
+
+
+def _warn_of_persons(rows: Rows) -> None:
+    """Warn of columns named like persons, if each row is protected as one."""
+    message = row_is_unit("X", rows.names or (), lambda name: f"pass groups={name!r}, which keeps it out of X")
+    if message is not None:
+        warnings.warn(f"{message} If no person has two, leave it out.", WeakGuaranteeWarning, stacklevel=4)
 
 
 def _warn_of_bound(release: Release) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import zarr
 from scipy import sparse
 
 import dpdist
-from dpdist.core.errors import DataError, RefusedError, UsageError
+from dpdist.core.errors import DataError, RefusedError, UsageError, WeakGuaranteeWarning
 from dpdist.core.rows.units import Unit
 
 Matrix = npt.NDArray[np.float64]
@@ -183,3 +184,14 @@ def test_losses_of_rows_and_of_persons_are_not_added(first: str | None, budgeted
     # the same persons once more, whatever their rows
     again = rows[::-1], None if first is None else groups[::-1]
     dpdist.PrivatePCA(1, **asked | {"epsilon": 2}).fit(again[0], groups=again[1])
+
+
+def test_a_column_named_like_a_person_is_warned_of_unless_it_is_the_unit() -> None:
+    rows, who = visits(44)
+    frame = pd.DataFrame(rows, columns=NAMES).assign(patient_id=who % 3)
+    with pytest.warns(WeakGuaranteeWarning, match=r"patient_id.*pass groups='patient_id'.*leave it out"):
+        dpdist.PrivatePCA(1, clip=30, epsilon=1).fit(frame)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", WeakGuaranteeWarning)
+        dpdist.PrivatePCA(1, clip=30, epsilon=1).fit(frame + 1, groups="patient_id")
+        dpdist.PrivatePCA(1, clip=30, epsilon=1).fit(frame.drop(columns="patient_id") + 2)

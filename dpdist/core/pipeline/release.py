@@ -44,6 +44,7 @@ from dpdist.core.progress import steps
 from dpdist.core.release import advice, stages, trusted
 from dpdist.core.release.advice import stage_words
 from dpdist.core.release.artefact import Release, open_release
+from dpdist.core.release.bounds import Dimensions
 from dpdist.core.release.combine import combined, write_sum
 from dpdist.core.release.plan import has_centre
 from dpdist.core.release.request import ReleaseRequest
@@ -250,7 +251,8 @@ def _report_units(transaction: trusted.MomentTransaction, on_message: Callable[[
     """Say how many privacy units a private scale needs: it counts each once, and their number is private."""
     table, request = transaction.table, transaction.plan.request
     if table.together and table.unit is not None and "scale" in request.chooses:
-        least = stages.least_units(request, stages.columns_of(transaction).counting())
+        counting = stages.columns_of(transaction).counting()
+        _, least = stages.least_rows(request, counting, Dimensions(len(counting.grids), together=True))
         on_message(
             f"The scale is chosen by counts of each {table.unit.column}, and how many there are stays private: below "
             f"some {least} of them it sees little."

@@ -191,12 +191,13 @@ def require_seen(
     if private and request.rows_at_most == ROWS_AT_MOST:
         return
     rows = request.rows_at_most if private else rows
-    loss, least = _least_rows(request, counting, rows, max_rows)
+    size = Dimensions(len(counting.grids), rows, max_rows, max_rows, together=together)
+    loss, least = least_rows(request, counting, size)
     if rows >= least:
         return
 
     def excess(trial: ReleaseRequest) -> float:
-        return min(2.0, _least_rows(trial, counting, rows, max_rows)[1] / max(rows, 1))
+        return min(2.0, least_rows(trial, counting, size)[1] / max(rows, 1))
 
     enough = enough_epsilon(request, excess)
     cure = f"The table is too small: epsilon {LARGEST_EPSILON} is not enough. Scale"
@@ -210,18 +211,11 @@ def require_seen(
     )
 
 
-def least_units(request: ReleaseRequest, counting: ColumnCounting) -> int:
-    """Return the number of privacy units that a private scale requires, if all their rows are kept."""
-    size = Dimensions(len(counting.grids), together=True)
-    stage = planned(replace(request, centre=None), size).stages["scale"]
-    return max(
-        columns.least_rows(stage.noise, counting.grids), math.ceil(math.sqrt(stage.noise.variance) / _MOST_NOISE)
-    )
+def least_rows(request: ReleaseRequest, counting: ColumnCounting, size: Dimensions) -> tuple[PrivacyLoss, int]:
+    """Return the loss of the stage that chooses a scale, and how many rows, or whole privacy units, it requires.
 
-
-def _least_rows(request: ReleaseRequest, counting: ColumnCounting, rows: int, max_rows: int) -> tuple[PrivacyLoss, int]:
-    """Return the loss of the stage that chooses a scale, and the number of rows that it requires."""
-    size = Dimensions(len(counting.grids), rows, max_rows, max_rows)  # the noise depends on the numbers alone
+    The noise depends on the counted columns alone, so ``size`` is without a schema.
+    """
     stage = planned(replace(request, centre=None), size).stages["scale"]
     least = columns.least_rows(stage.noise, counting.grids)
     return stage.guarantee.loss, max(least, math.ceil(math.sqrt(stage.noise.variance) / _MOST_NOISE))
