@@ -40,7 +40,7 @@ from dpdist.core.mechanisms.noise_law import Noise
 from dpdist.core.naming import parameter, step
 from dpdist.core.release.artefact import Release
 from dpdist.core.rows.rounding import LARGEST_SHARE, entry_variances, spectral_error
-from dpdist.core.text import listed, rounded_norm
+from dpdist.core.text import counted, listed, rounded_norm
 
 if TYPE_CHECKING:
     from dpdist.core.pipeline.release import Outcome
@@ -191,11 +191,11 @@ class ClippedRows:
 
     @property
     def _busy(self) -> str:
-        """The share of units that weigh less, with a following word; empty if unknown."""
+        """The share of units that weigh less; empty if unknown."""
         if self.between is None:
             return ""
         low, high = (_percent(100 * end) for end in self.between)
-        return f"{low} to {high}% of "
+        return f"{low} to {high}%"
 
     @property
     def _bound(self) -> str:
@@ -257,8 +257,8 @@ class ClippedRows:
         if self.longest is not None or self.untouched:
             return ""
         if self.unit is not None:
-            busy = f"rows of {self._busy or 'some of '}all units of {self.unit.column} weigh less"
-            return f"unknown: {busy} (with a larger clip norm fewer do, with more noise)"
+            busy = f"the rows of {f'{self._busy} of all' if self._busy else 'some'} units of {self.unit.column} weigh"
+            return f"unknown: {busy} less (with a larger clip norm fewer do, with more noise)"
         share = {"nearly all were": "nearly all of them", "how many is unknown": "some of them"}
         rows = share.get(self.clipped, self.clipped).replace("of them", "of the rows")
         cures = [f"give {listed(self.skewed)} a transform"] if self.skewed else []
@@ -277,8 +277,7 @@ class ClippedRows:
     def describe(self) -> str:
         """Return a description of the rows, as part of a sentence with a result."""
         if self.unit is not None:
-            more = self._busy and f"{self._busy}all units have more"
-            return self._described(f"of {self.unit.describe(more)}")
+            return self._described(f"of {self.unit.describe(self._busy)}")
         what = "rows with numbers" if self.beside else "rows"
         clipped = f"of {what} clipped to norm {rounded_norm(self.norm)} ({self.clipped})"
         return self._described("of all rows" if self.untouched else clipped)
@@ -307,7 +306,7 @@ class UnitWeights:
     column: str
     moment: float | None  # norm of the mean moment of a row over B; None if unknown
     row: float | None  # that of the moment of a row of mean squared norm
-    total: float | None = None  # the sum of all weights, as released
+    total: tuple[float, float] | None = None  # 95 % interval of the sum of all weights
     rows: int | None = None  # n, if it is public
 
     @property
@@ -326,22 +325,20 @@ class UnitWeights:
         square = rows * rows * self.moment**2 + rows * max(0.0, self.row**2 - self.moment**2)
         return min(1.0, 1 / math.sqrt(square))
 
-    def describe(self, more: str) -> str:
-        """Return a description of the weighted rows, as part of a sentence, with one on how many units have more."""
-        details = [more] if more else []
+    def describe(self, share: str) -> str:
+        """Return a description of the weighted rows, as part of a sentence; ``share`` is that of the busy units."""
+        details = [f"{share} of them"] if share else []
         if self.full is not None and self.row is not None:
             alike, busy = max(1.0, min(self.full, 1 / self.row)), 2 * math.ceil(self.full)
             least = min(self.weight(busy), 1 / (busy * self.row))
-            details = [
-                f"from about {_span(alike, self.full, '.0f')} rows on, the fewer the more alike they are",
-                f"{_span(least, self.weight(busy), '.2g')} each with {busy}",
-                *details,
+            details += [
+                f"with typical rows from about {_span(alike, self.full, '.0f')} on, the fewer the more alike they are",
+                f"{counted(busy, 'typical row')} weigh {_span(least, self.weight(busy), '.2g')} each",
             ]
         if self.total is not None and self.rows is not None:
-            details.append(
-                f"all weights add up to about {float(f'{min(self.total, self.rows):.3g}'):.0f} of {self.rows} rows"
-            )
-        text = f"all rows, where those of a busy {self.column} weigh less"
+            low, high = (min(float(f"{end:.3g}"), self.rows) for end in self.total)
+            details.append(f"all weights add up to {_span(low, high, '.0f')} of {self.rows} rows")
+        text = f"all rows, where those of a {self.column} with many or long ones weigh less"
         return f"{text} ({'; '.join(details)})" if details else text
 
 
@@ -364,10 +361,11 @@ def unit_weights(release: Release) -> UnitWeights | None:
     on, off, width = noise.variance_diagonal or 0.0, noise.variance_off_diagonal or 0.0, len(moment)
     square = float((moment**2).sum()) - width * on - width * (width - 1) * off
     trace, limit = float(np.trace(moment)) / total, float(release.bound.norm_bound)
-    if square <= 0 or trace <= 0:
-        return UnitWeights(column, None, None)
+    reach = _CONFIDENT * _deviation_of_rows(release)
+    if square <= 0 or reach > total / 2 or _FAR * trace_deviation(noise, width) > trace * total / 2:
+        return UnitWeights(column, None, None)  # of more noise than anything else
     norm = trace if release.bound.unit_norm == "trace" else math.sqrt(square) / total
-    return UnitWeights(column, min(norm, trace) / limit, trace / limit, total, release.rows)
+    return UnitWeights(column, min(norm, trace) / limit, trace / limit, (total - reach, total + reach), release.rows)
 
 
 def trace_deviation(noise: Noise, columns: int) -> float:

@@ -144,7 +144,7 @@ def schema_command(source: SourceLocation, draft: Path | None, ingest_options: I
             file.write(text)
     except OSError as error:
         raise DataError(f"{draft} cannot be written: {error.strerror}. Choose another name for the draft.") from None
-    columns, blanks = text.count("\n[[column]]"), text.count(" = []  # fill in")
+    columns, blanks = text.count("\n[[column]]"), text.count("  # fill in")
     following = (
         f"dpdist ingest {shlex.quote(str(source))} ROWS --schema {shlex.quote(str(draft))} "
         f"{'' if header is None else f'--header {header} '}--budget-epsilon E --budget-delta D"
@@ -255,8 +255,7 @@ def _require_mean(request: ReleaseRequest, *, by_a_schema: bool) -> None:
     if not (request.centred or (by_a_schema and request.centring is None)):
         raise UsageError(
             "A release of a file prints correlations, which need a mean. Nothing was read or spent. Add --scale "
-            "private or, if no cell is missing, --centre private, which costs nothing; or ingest the file, and release "
-            "its rows without a mean."
+            "private; or ingest the file, and release its rows without a mean."
         )
 
 

@@ -243,7 +243,8 @@ def _from_table(estimator: PrivateEstimator, table: RowsTable, request: ReleaseR
         table, target, request, ledger=_ledger_address(estimator), cluster=chosen(estimator.cluster)
     )
     if outcome.fresh:
-        REGISTER.note(table.rows, guarantee_of(outcome.release), table.dataset_id)
+        unit = None if table.unit is None else table.unit.column
+        REGISTER.note(table.rows, guarantee_of(outcome.release), table.dataset_id, unit)
     return outcome.release, outcome.fresh
 
 

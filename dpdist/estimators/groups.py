@@ -70,6 +70,8 @@ def column_of(data: Any, name: str) -> tuple[Any, Any]:
 def _units(groups: Any) -> Any:
     """Return units as int64, or as keyed digests of names, (n,)."""
     groups = groups.compute() if hasattr(groups, "compute") and hasattr(groups, "dask") else groups
+    if np.ma.is_masked(groups):
+        raise RowsError("groups is a masked array, and lacks the unit of some rows. Give each row one.")
     values = np.asarray(groups)
     if values.ndim != 1:
         raise RowsError(f"groups must have one entry per row, not {values.ndim} dimensions.")

@@ -15,6 +15,7 @@ from dpdist.core.paths import text_of
 from dpdist.core.pipeline.table import rows_of_file
 from dpdist.core.privacy.guarantee import Neighbours, Number, PrivacyLoss, neighbours_of
 from dpdist.core.rows.automatic import TextColumns, require_owner, schema_of_numbers, whose_rows
+from dpdist.core.rows.columns import Column
 from dpdist.core.rows.encoding import UnfitError, columns_of, is_text, types_of
 from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.units import Owner
@@ -136,8 +137,9 @@ def private_pca(
         if _takes_missing(described, parameters):
             parameters = {"missing": "centre", **parameters}
         estimator = PrivatePCA(n_components, correlation=correlation, epsilon=epsilon, delta=delta, **parameters)
-        data, groups, others = _by_unit(table, owner)
-        data = _in_memory(data, described, others)
+        data, groups, owner = _by_unit(table, owner, described)
+        # other columns that name persons are left out
+        data = _in_memory(data, _without_unit(described), owner if groups is None else Owner(each_row=True))
         found = rows_of(estimator, data, fitting=True)
         size = counted(found.columns, "column") + _without(table, found.column_names, described)
         if found.known_rows is not None and neighbours_of(estimator.neighbours) is Neighbours.REPLACE_ONE:
@@ -167,8 +169,21 @@ def _takes_missing(described: Schema | None, parameters: Mapping[str, Any]) -> b
 _CENTRED = "Cells without a number, if any, count as the centre of their column, which weakens its correlations. "
 
 
-def _by_unit(table: Any, owner: Owner) -> tuple[Any, Any, Owner]:
-    """Return a table in memory without its privacy unit, this column, and whose the rows of the rest are."""
+def _without_unit(schema: Schema | None) -> Schema | None:
+    """Return a schema for the rest of a table whose privacy unit is known."""
+    if schema is None or schema.unit is None:
+        return schema
+    columns = [Column(c.name, "ignored") if c.kind == "privacy unit" else c for c in schema.columns]
+    return Schema(columns, schema.scale, schema.others, missing_values=schema.missing_values)
+
+
+def _by_unit(table: Any, owner: Owner, schema: Schema | None) -> tuple[Any, Any, Owner]:
+    """Return a table in memory, its privacy unit, which is not in it without a schema, and whose the rows are."""
+    unit = None if schema is None else schema.unit
+    if unit is not None and owner.column not in {None, unit.column}:
+        raise UsageError(f"The schema declares another privacy unit, {unit.column!r}.", parameter="privacy_unit")
+    if unit is not None:
+        owner = Owner(unit.column, owner.max_rows or unit.max_rows)
     if owner.column is None:
         return table, None, owner
     if owner.max_rows is not None:
@@ -180,7 +195,7 @@ def _by_unit(table: Any, owner: Owner) -> tuple[Any, Any, Owner]:
     data, groups = column_of(table, owner.column)
     if hasattr(groups, "rename"):
         groups = groups.rename(owner.column)
-    return data, groups, Owner(each_row=True)  # other columns that name persons are left out
+    return data if schema is None else as_frame(table), groups, owner
 
 
 def _in_memory(table: Any, schema: Schema | None, owner: Owner) -> Any:

@@ -21,7 +21,8 @@ from support.estimator_scene import CLIP, COLUMNS, HELD, table
 
 from dpdist import PrivateCovariance, PrivatePCA, PrivateRidge
 from dpdist.core.errors import BelowNoiseWarning, PrivacyLeakWarning, RefusedError
-from dpdist.core.ledger.register import Fingerprints, Register
+from dpdist.core.ledger.fingerprints import Fingerprints
+from dpdist.core.ledger.register import Register
 from dpdist.core.mechanisms.registry import calibrated
 from dpdist.core.mechanisms.sensitivity import LatticeQuery
 from dpdist.core.privacy.accounting import composed_epsilon_micro, fits

@@ -195,3 +195,72 @@ def test_a_column_named_like_a_person_is_warned_of_unless_it_is_the_unit() -> No
         warnings.simplefilter("error", WeakGuaranteeWarning)
         dpdist.PrivatePCA(1, clip=30, epsilon=1).fit(frame + 1, groups="patient_id")
         dpdist.PrivatePCA(1, clip=30, epsilon=1).fit(frame.drop(columns="patient_id") + 2)
+
+
+@pytest.mark.parametrize("unit", [None, "patient"])
+def test_one_call_takes_the_unit_of_a_schema(unit: str | None) -> None:
+    random = np.random.default_rng(45)
+    who = random.integers(0, 900, 4000)
+    frame = pd.DataFrame(
+        {
+            "patient": [f"p{number}" for number in who], "age": random.integers(18, 90, 4000),
+            "region": random.choice(["north", "south"], 4000), "seen": random.normal(3, 1, 4000),
+        }
+    )  # fmt: skip
+    columns = [
+        dpdist.Column("patient", "privacy unit"), dpdist.Column("age", "integer", range=(0, 120)),
+        dpdist.Column("region", "category", categories=("north", "south")),
+        dpdist.Column("seen", "number", range=(0, 10)),
+    ]  # fmt: skip
+    schema = dpdist.Schema(columns, "range")
+    said: list[str] = []
+    pca = dpdist.private_pca(frame, **ASK, schema=schema, privacy_unit=unit, say=said.append, correlation=False)
+    assert pca.release_.unit == Unit("patient")
+    assert list(pca.feature_names_in_) == ["age", "region=north", "region=south", "seen"]
+    assert "All rows of one patient are protected together" in said[0]
+    with pytest.raises(UsageError, match="another privacy unit, 'patient'"):
+        dpdist.private_pca(frame, **ASK, schema=schema, privacy_unit="region")
+    with pytest.raises(UsageError, match="All rows of a person in memory are kept"):
+        dpdist.private_pca(frame, **ASK, schema=dpdist.Schema(columns, "range", max_rows=2))
+
+
+def test_rows_that_belong_to_other_units_are_another_release() -> None:
+    # the same rows, and the same groups in the same order, but another unit for each row
+    rows, who = visits(46)
+    order = np.random.default_rng(1).permutation(len(rows))
+    for form in (np.asarray, lambda x: da.from_array(x, chunks=(500, 4))):
+        shift = 0 if form is np.asarray else 1
+        first = dpdist.PrivatePCA(2, **ASK).fit(form(rows[order] + shift), groups=who)
+        with pytest.raises(RefusedError):
+            dpdist.PrivatePCA(2, **ASK).fit(form(rows + shift), groups=who)
+        again = dpdist.PrivatePCA(2, **ASK).fit(form(rows[order] + shift), groups=who)
+        assert np.array_equal(first.components_, again.components_)
+        assert not again.fresh_
+    rechunked = dpdist.PrivatePCA(2, **ASK).fit(da.from_array(rows[order] + 1, chunks=(333, 4)), groups=who)
+    assert not rechunked.fresh_
+
+
+def test_what_is_known_of_groups_is_refused_before_it_is_charged() -> None:
+    random = np.random.default_rng(47)
+    large = random.normal(size=(16_800, 2000)).astype(np.float32)  # more than 256 MiB of float64
+    few = random.normal(size=(1500, 3))
+    budget = dpdist.Budget(1, 1e-6)
+    asked: dict[str, Any] = {"epsilon": 1, "delta": 1e-6, "budget": budget}
+    with pytest.raises(DataError, match=r"A group has more than 16777 rows.*Leave some of them out"):
+        dpdist.PrivatePCA(1, clip=100, **asked).fit(large, groups=np.zeros(len(large), np.int64))
+    with pytest.raises(RefusedError, match=r"at most 1500, and the noise on the sum of their weights .*smaller clip"):
+        dpdist.PrivateCovariance(clip=30, scale=[1.0] * 3, **asked).fit(few, groups=np.arange(1500))
+    with pytest.raises(RefusedError, match="privacy units; the table has 1500 rows"):
+        dpdist.PrivatePCA(1, scale="private", **asked).fit(few, groups=np.arange(1500) // 10)
+    with pytest.raises(DataError, match="masked"):
+        dpdist.PrivatePCA(1, **asked).fit(few, groups=np.ma.masked_less(np.arange(1500), 3))
+    assert "0 fits" in repr(budget)
+
+
+def test_a_private_scale_of_units_has_the_mean_by_default() -> None:
+    rows, who = visits(48)
+    model = dpdist.PrivatePCA(2, clip="private", scale="private", correlation=True, **ASK).fit(rows, groups=who)
+    assert model.release_.row_sum is not None
+    assert "no mean was released" not in model.summary()
+    covariance = dpdist.PrivateCovariance.from_release(model.release_)
+    assert np.abs(covariance.location_ - rows.mean(axis=0)).max() < 0.5

@@ -16,30 +16,6 @@ A :class:`dpdist.Budget` counts fits of any rows. If all fits on the same people
 have the guarantee of :mod:`dpdist.core.privacy.accounting`, even if each is chosen from earlier answers. It also lasts
 as long as the process. The ledger of a rows.zarr is durable.
 
-**The same rows.** Two tables are the same if the sums of the 128-bit keyed digests of all their rows are equal modulo
-2^128, as well as their numbers of rows, types and names. The order of the rows does not matter. The key is secret and
-new in each process, so equal sums of different rows cannot be sought; by chance two tables have them with probability
-2^-128. An answer that is returned again tells the caller that the rows are the same; releases do not, as each
-names its table otherwise.
-
-**Fingerprints.** The key of a row is BLAKE2b of its float64 values in order, under a secret key of the process. Two
-tables without duplicate rows share rows if they have a common key. Two tables with the same keys, at the same
-frequencies, also share rows.
-
-In tables of categories or yes/no answers, rows of different people can have the same key. A common key then proves
-nothing; the test is whether more keys are common than chance explains.
-
-Suppose that two tables share no row, and that rows were split between them at random, such as into training and test
-rows. Consider the keys that occur c = 2 to 8 times in both tables together, and count those that occur in both. If each
-row goes to the first table with probability q, a key is in both with probability ``1 - q^c - (1 - q)^c``, independently
-of the others. So the count satisfies the tail bound of Hoeffding (1963, theorem 1). Since the number of rows in the
-first table is fixed, not random, the bound is multiplied by at most ``sqrt(8 n1 n2 / (n1 + n2))``, the inverse of the
-least probability of that number (Cover & Thomas 2006, lemma 17.5.1). Two tables count as sharing rows if the bound is
-below :data:`FALSE_ALARMS`.
-
-Only the smallest keys are kept (a bottom-k sketch: Cohen & Kaplan 2007). If a fraction f of the distinct rows of the
-first table is shared, no common key is found with probability at most ``(1 - f)^KEPT``.
-
 Recognised and unrecognised tables (``tests/core/ledger/test_ledger_register.py``):
 
 ======================================================  ==========
@@ -58,20 +34,16 @@ fewer than 20 rows of the first, if one has duplicates  **no**
 
 from __future__ import annotations
 
-import hashlib
-import math
 import os
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Self
 
-import numpy as np
-import numpy.typing as npt
-
 from dpdist.core.errors import DataError, RefusedError, UsageError
+from dpdist.core.ledger.fingerprints import Fingerprints
 from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.ledger.memory import MemoryStorage, this_process
 from dpdist.core.naming import BUDGET, naming
@@ -80,130 +52,8 @@ from dpdist.core.privacy.accounting import Filter, Left, caps_for
 from dpdist.core.privacy.guarantee import ATTO, MICRO, Guarantee, Neighbours, Number, PrivacyLoss
 from dpdist.core.text import counted, random_token
 
-Values = npt.NDArray[np.float64]
-Keys = npt.NDArray[np.uint64]
-KEPT = 2**16
-"""Keys kept per table, half a MiB."""
 MOST_BYTES = 256 << 20
 """Bytes of releases of rows in memory that a process keeps, so that the same fit returns the same release."""
-FALSE_ALARMS = 1e-4
-"""Probability that a random split of one table counts as two tables that share rows."""
-_MAX_COUNT = 8
-"""More frequent keys are no evidence."""
-_MODULUS = 1 << 128
-
-
-@dataclass(frozen=True)
-class Fingerprints:
-    """The smallest distinct keys of the rows of a table or a part of it. Private."""
-
-    keys: Keys  # sorted and distinct
-    counts: npt.NDArray[np.uint32]  # how many rows have each key
-    items: int  # all rows, including those whose keys are not kept
-    total: int = 0  # sum of 128-bit keyed digests of all rows, modulo 2^128: equal for equal rows in any order
-
-    @classmethod
-    def of(cls, rows: Values, key: bytes) -> Fingerprints:
-        """Return the fingerprints of rows."""
-        digests = _row_digests(rows, key)
-        total = sum(int(part) << 64 * place for place, part in enumerate(map(_summed, digests[:, 1:].T)))
-        return replace(cls.of_keys(np.ascontiguousarray(digests[:, 0])), total=total % _MODULUS)
-
-    @classmethod
-    def of_keys(cls, keys: Keys) -> Fingerprints:
-        """Return the fingerprints of rows with these keys."""
-        distinct, counts = np.unique(keys, return_counts=True)
-        return cls(distinct[:KEPT], counts[:KEPT].astype(np.uint32), len(keys))
-
-    @classmethod
-    def union(cls, parts: Sequence[Fingerprints]) -> Fingerprints:
-        """Return the fingerprints of the rows of all parts, which kept all keys that the union keeps."""
-        keys, index = np.unique(np.concatenate([part.keys for part in parts]), return_inverse=True)
-        counts = np.bincount(index, np.concatenate([part.counts for part in parts]), len(keys))
-        items, total = sum(part.items for part in parts), sum(part.total for part in parts) % _MODULUS
-        return cls(keys[:KEPT], counts[:KEPT].astype(np.uint32), items, total)
-
-    def up_to(self, limit: int) -> Fingerprints:
-        """Return the fingerprints with keys up to a limit."""
-        stop = int(np.searchsorted(self.keys, np.uint64(limit), side="right"))
-        return Fingerprints(self.keys[:stop], self.counts[:stop], self.items)
-
-    @property
-    def capped_counts(self) -> npt.NDArray[np.intp]:
-        """The counts, capped at one above the largest that is evaluated."""
-        return np.minimum(self.counts, _MAX_COUNT + 1).astype(np.intp)
-
-    @property
-    def distinct(self) -> bool:
-        """Whether no key occurs twice."""
-        return bool((self.counts == 1).all())
-
-    @property
-    def limit(self) -> int:
-        """The largest key up to which all keys are kept."""
-        return int(self.keys[-1]) if len(self.keys) == KEPT else 2**64 - 1
-
-    @property
-    def nbytes(self) -> int:
-        """Memory in bytes."""
-        return self.keys.nbytes + self.counts.nbytes
-
-    def same_rows(self, other: Fingerprints) -> bool:
-        """Return whether two tables have the same number of rows with the same keys, in any order."""
-        same = np.array_equal(self.keys, other.keys) and np.array_equal(self.counts, other.counts)
-        return same and (self.items, self.total) == (other.items, other.total)
-
-    def share_rows(self, other: Fingerprints) -> bool:
-        """Return whether two tables appear to share rows."""
-        if self.distinct and other.distinct:
-            return bool(np.intersect1d(self.keys, other.keys, assume_unique=True).size)
-        return self.same_rows(other) or log_chance(self, other) < math.log(FALSE_ALARMS)
-
-
-def log_chance(first: Fingerprints, second: Fingerprints) -> float:
-    """Return the logarithm of the bound on the probability of this many common keys by chance (module docstring)."""
-    limit = min(first.limit, second.limit)
-    left, right = first.up_to(limit), second.up_to(limit)
-    _, left_index, right_index = np.intersect1d(left.keys, right.keys, assume_unique=True, return_indices=True)
-    size = 2 * _MAX_COUNT + 3
-    both = np.bincount(left.capped_counts[left_index] + right.capped_counts[right_index], minlength=size)
-    single = np.zeros(size)
-    for table, shared in ((left, left_index), (right, right_index)):
-        counts = table.capped_counts
-        single += np.bincount(counts, minlength=size) - np.bincount(counts[shared], minlength=size)
-    looked = slice(2, _MAX_COUNT + 1)
-    common, trials = int(both[looked].sum()), int((both + single)[looked].sum())
-    if not common:
-        return 0.0
-    part = left.items / (left.items + right.items)
-    times = np.arange(size)
-    expected = float(((both + single) * (1 - part**times - (1 - part) ** times))[looked].sum()) / trials
-    observed = common / trials
-    if observed <= expected:
-        return 0.0
-    divergence = observed * math.log(observed / expected)
-    divergence += (1 - observed) * math.log((1 - observed) / (1 - expected)) if observed < 1 else 0.0
-    given_sizes = math.log(8 * part * right.items) / 2
-    return min(0.0, given_sizes - trials * divergence)
-
-
-def _row_digests(rows: Values, key: bytes) -> Keys:
-    """Return keyed digests of rows, (r, 3): the key of a row, and 128 bits that are summed."""
-    canonical = np.add(rows, 0.0, order="C")  # -0.0 becomes 0.0
-    canonical[np.isnan(canonical)] = np.nan
-    keyed = hashlib.blake2b(key=key, digest_size=24)
-    digests = bytearray()
-    for row in canonical:
-        digest = keyed.copy()
-        digest.update(row.data)
-        digests += digest.digest()
-    return np.frombuffer(bytes(digests), dtype="<u8").astype(np.uint64).reshape(-1, 3)
-
-
-def _summed(words: Keys) -> int:
-    """Return the exact sum of 64-bit words."""
-    low, high = words & np.uint64(0xFFFFFFFF), words >> np.uint64(32)
-    return int(low.sum()) + (int(high.sum()) << 32)
 
 
 @dataclass(frozen=True)
@@ -302,7 +152,9 @@ class Register:
             if any(account is None or not account.is_charged_with(fit.account) for fit in alike):
                 # if it is turned into an error, the fit ends here without a charge
                 others = [fit for fit in shared if fit.rows != rows]  # of a part of these rows, or with others
-                _warn_of_joint_cost([*(fit.guarantee for fit in alike + others), guarantee], some=bool(others))
+                units = {asked.unit, *(fit.unit for fit in alike + others)}
+                losses = [*(fit.guarantee for fit in alike + others), guarantee]
+                _warn_of_joint_cost(losses, some=bool(others), alike=len(units) == 1)
             ledger = MemoryStorage()
             Ledger.create(
                 ledger, dataset_id=asked.dataset, budget=guarantee.loss
@@ -322,13 +174,14 @@ class Register:
             if sum(each.nbytes for each, _ in self._charged.values()) > MOST_BYTES:
                 ledger.forget()
 
-    def note(self, rows: int, guarantee: Guarantee, dataset: str) -> None:
+    def note(self, rows: int, guarantee: Guarantee, dataset: str, unit: str | None) -> None:
         """Note a release of rows with a ledger, for warnings; workers read their values, so it has no fingerprints."""
         with self._lock:
             alike = [fit for fit in self._fits if fit.rows == rows and fit.fingerprints is not None]
             if alike:
-                _warn_of_joint_cost([*(fit.guarantee for fit in alike), guarantee])
-            self._fits.append(_Fit(guarantee, None, rows, dataset, None))
+                same = {fit.unit for fit in alike} == {unit}
+                _warn_of_joint_cost([*(fit.guarantee for fit in alike), guarantee], alike=same)
+            self._fits.append(_Fit(guarantee, None, rows, dataset, None, unit))
 
 
 _OTHER_ACCOUNT = (
@@ -346,7 +199,7 @@ def _require_same(before: str, unit: str | None, asked: str | None) -> None:
         rest = "no groups" if unit is None else f"groups, named {unit!r},"
         raise RefusedError(
             f"{before} with the protection of {first}; a loss that protects {second} cannot be added to that. Nothing "
-            f"was drawn. Fit with {rest} as before, or charge another budget, which adds to this one."
+            f"was drawn. Fit with {rest} as before."
         )
 
 
@@ -393,8 +246,10 @@ def _cost(
     return None
 
 
-def _warn_of_joint_cost(together: list[Guarantee], *, some: bool = False) -> None:
-    if len({guarantee.neighbours for guarantee in together}) > 1:
+def _warn_of_joint_cost(together: list[Guarantee], *, some: bool = False, alike: bool = True) -> None:
+    if not alike:
+        cost = "more than each one states, because losses of different privacy units cannot be added"
+    elif len({guarantee.neighbours for guarantee in together}) > 1:
         cost = "more than each one states, because losses under different neighbours cannot be added"
     else:
         largest = max(guarantee.loss.delta_atto for guarantee in together)
@@ -476,7 +331,7 @@ class Budget:
     ``joblib.parallel_config("threading")``.
 
     A charge stays even if the fit fails later. All fits must have the same neighbouring relation as the first one, and
-    the same ``groups``, by their name, or none.
+    the same ``groups``, by their name (an array has none, and is called "group"), or none.
 
     See Also
     --------

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from dpdist.core.errors import DataError
 from dpdist.core.frames import sum_duplicates
-from dpdist.core.ledger.register import KEPT, Fingerprints
+from dpdist.core.ledger.fingerprints import KEPT, Fingerprints, Order, row_digests
 from dpdist.core.moment.total import piece_rows
 from dpdist.core.rows.bounding import RowBound
 from dpdist.core.rows.columns import DTYPES
@@ -167,6 +167,16 @@ class Survey:
     sums: Values  # (d,): column sums of the rows
     squares: Values  # (d,): column sums of squares
     chunks: Mapping[int, tuple[int, int]]  # rows and checksum of each chunk
+    orders: Mapping[int, Order]  # of the rows of each chunk
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """What identifies the order of all rows, whatever the chunks."""
+        low = high = start = 0
+        for _, order in sorted(self.orders.items()):
+            first, second = order.placed_after(start)
+            low, high, start = (low + first) % 2**64, (high + second) % 2**64, start + order.rows
+        return low, high
 
     def __sizeof__(self) -> int:
         # Dask's scheduler uses it to place additions and to watch the memory of workers
@@ -201,14 +211,15 @@ class Surveyor:
     def of_chunks(self, data: Any, chunks: Sequence[tuple[int, int, int]]) -> Survey:
         """Survey chunks, given by number, first row and end."""
         running, found, step = _Running(self), dict[int, tuple[int, int]](), piece_rows(self.bound.columns)
+        orders = dict[int, Order]()
         for number, start, stop in chunks:
-            checksum = 0
+            checksum, orders[number] = 0, Order()
             for _, rows in batches(data, range(start, stop)):
                 checksum = google_crc32c.extend(checksum, rows.reshape(-1).view(np.uint8))
                 for first in range(0, len(rows), step):
-                    running.add(rows[first : first + step])
+                    running.add(rows[first : first + step], orders[number])
             found[number] = stop - start, checksum
-        return running.survey(found)
+        return running.survey(found, orders)
 
 
 class _Running:
@@ -221,10 +232,12 @@ class _Running:
         self._finite, self._reaching, self._beyond = True, 0, 0
         self._sums, self._squares = np.zeros(width), np.zeros(width)
 
-    def add(self, rows: Rows) -> None:
-        """Add a batch, (r, d)."""
+    def add(self, rows: Rows, order: Order) -> None:
+        """Add a batch, (r, d), of a chunk whose rows have an order."""
         values = rows.astype(np.float64)
-        self._prints.append(Fingerprints.of(values, self._key))
+        digests = row_digests(values, self._key)
+        order.add(digests)
+        self._prints.append(Fingerprints.of_digests(digests))
         self._pending += len(values)
         if self._pending >= KEPT:  # a union for every batch would be slow
             self._prints, self._pending = [Fingerprints.union(self._prints)], 0
@@ -238,11 +251,11 @@ class _Running:
             self._reaching += int((np.abs(norms - 1) <= _ALIKE).sum())
             self._beyond += int((norms > 1 + _ALIKE).sum())
 
-    def survey(self, chunks: Mapping[int, tuple[int, int]]) -> Survey:
+    def survey(self, chunks: Mapping[int, tuple[int, int]], orders: Mapping[int, Order]) -> Survey:
         """Return what was found in some chunks."""
         return Survey(
             sum(rows for rows, _ in chunks.values()), Fingerprints.union(self._prints), self._finite, self._reaching,
-            self._beyond, self._sums, self._squares, chunks,
+            self._beyond, self._sums, self._squares, chunks, orders,
         )  # fmt: skip
 
 
@@ -253,7 +266,7 @@ def add_surveys(total: Survey, part: Survey) -> Survey:
     return Survey(
         total.rows + part.rows, Fingerprints.union([total.fingerprints, part.fingerprints]),
         total.finite and part.finite, total.reaching + part.reaching, total.beyond + part.beyond, sums, squares,
-        {**total.chunks, **part.chunks},
+        {**total.chunks, **part.chunks}, {**total.orders, **part.orders},
     )  # fmt: skip
 
 

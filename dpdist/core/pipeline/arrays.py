@@ -19,6 +19,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+
 from dpdist.core.errors import DataError, RefusedError
 from dpdist.core.frames import is_a
 from dpdist.core.ingest.collection import whole_rows
@@ -47,7 +49,7 @@ from dpdist.core.pipeline.release import compute
 from dpdist.core.privacy import checks
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.core.release import archive, stages
-from dpdist.core.release.advice import choice_refused, require_centre_of_dropped
+from dpdist.core.release.advice import choice_refused, count_refused, require_centre_of_dropped
 from dpdist.core.release.artefact import Heading, Release, open_release
 from dpdist.core.release.bounds import Dimensions, bound_of, by_schema, require_schema
 from dpdist.core.release.plan import Plan, has_centre, planned, proved
@@ -59,6 +61,7 @@ from dpdist.core.rows.chunks import ChunkReader
 from dpdist.core.rows.dataset import partitions, shape_of
 from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.table import UNITS
+from dpdist.core.rows.unit_rows import largest_unit
 from dpdist.core.rows.units import Digests, Numbers, Unit
 from dpdist.core.rows.writing import RowsWriter
 from dpdist.core.runtime.checks import forbid_core_dumps
@@ -87,9 +90,15 @@ class Groups:
         """The unit: all its rows are kept."""
         return Unit(self.name)
 
-    def digest(self, key: bytes) -> str:
-        """Return a keyed digest of the units of all rows, in their order."""
-        return blake2b(self.values.tobytes(), key=key[:64], digest_size=16).hexdigest()
+    @property
+    def largest(self) -> int:
+        """The number of rows of the largest unit. Private."""
+        return int(np.unique(self.values, return_counts=True)[1].max())
+
+    def digest(self, order: tuple[int, int], key: bytes) -> str:
+        """Return a keyed digest of the units of all rows, and of the order of the rows."""
+        content = b"".join(word.to_bytes(8, "little") for word in order) + self.values.tobytes()
+        return blake2b(content, key=key[:64], digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -197,6 +206,11 @@ def release_array(
         raise DataError(
             f"groups has {rows.groups.values.size} entries, and X has another number of rows: pass one each."
         )
+    if rows.groups is not None and rows.groups.largest > largest_unit(columns):
+        raise DataError(
+            f"A {rows.groups.name} has more than {largest_unit(columns)} rows, too many to be bounded together in "
+            "memory. Leave some of them out of X and groups. Nothing was charged."
+        )
     plan = planned(request, replace(size, rows=public))
     if survey.rows > plan.bound.total_rows:
         raise DataError(
@@ -208,7 +222,7 @@ def release_array(
     table = ArrayTable(
         rows=survey.rows, columns=columns, dtype=rows.dtype, chunk_rows=max(1, survey.rows), store=_X,
         dataset_id=dataset, names=rows.names, budget=None, schema=schema, missing=rows.missing,
-        reference=chunks, chunked=chunks, variant=_variant(rows, register.key),
+        reference=chunks, chunked=chunks, variant=_variant(rows, survey.order, register.key),
         unit=None if rows.groups is None else rows.groups.unit,
     )  # fmt: skip
     require_centre_of_dropped(table, centred=has_centre(plan))
@@ -228,10 +242,13 @@ def release_array(
     return _drawn_once(rows, _transaction(plan, table, charged), register)
 
 
-def _variant(rows: ArrayRows, key: bytes) -> str | None:
-    """Return what distinguishes releases of the same rows: their schema, and their privacy units."""
+def _variant(rows: ArrayRows, order: tuple[int, int], key: bytes) -> str | None:
+    """Return what distinguishes releases of the same rows: their schema, and the privacy unit of each row.
+
+    Rows and units are compared in their order, as rows in another one belong to other units.
+    """
     schema = None if rows.schema is None else rows.schema.digest
-    return schema if rows.groups is None else f"{schema or ''} {rows.groups.digest(key)}"
+    return schema if rows.groups is None else f"{schema or ''} {rows.groups.digest(order, key)}"
 
 
 @contextmanager
@@ -280,8 +297,9 @@ def _require_possible(plan: Plan, table: ArrayTable) -> None:
     """Refuse what cannot work for so many rows, before it is charged."""
     request, rows = plan.request, table.rows
     if "scale" in plan.stages:
-        stages.require_seen(request, ColumnCounting.of(table), rows)
-    if refused := choice_refused(request, table.columns, rows):
+        stages.require_seen(request, ColumnCounting.of(table), rows, together=table.together)
+    refused = choice_refused(request, table.columns, rows, together=table.together) or count_refused(plan, rows)
+    if refused:
         raise RefusedError(f"{refused} Nothing was spent.")
     loss = proved(plan.guarantee).loss
     checks.require_small_delta(loss, request.neighbours, rows, accepted=request.accept_large_delta)

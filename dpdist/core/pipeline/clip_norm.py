@@ -443,6 +443,6 @@ def require_choice(transaction: MomentTransaction) -> None:
     if "scale" in choices:
         counting = stages.columns_of(transaction).counting()
         stages.require_seen(request, counting, table.rows, table.max_rows, together=table.together)
-    refusal = advice.choice_refused(request, table.columns, table.rows, table.max_rows)
+    refusal = advice.choice_refused(request, table.columns, table.rows, table.max_rows, together=table.together)
     if refusal is not None:
         raise RefusedError(f"{refusal} Nothing was spent.")

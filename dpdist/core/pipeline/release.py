@@ -13,7 +13,7 @@ from pathlib import Path, PurePath
 
 import numpy as np
 
-from dpdist.core.errors import DataError, UsageError
+from dpdist.core.errors import DataError, RefusedError, UsageError
 from dpdist.core.html import table
 from dpdist.core.ingest.registered import open_rows
 from dpdist.core.ledger.address import AnyLedgerAddress, absolute
@@ -206,6 +206,7 @@ def release_table(
             _report_free_norm(transaction, on_message)
             _report_units(transaction, on_message)
         _require_centre(transaction)
+        _require_counted(transaction)
     with cluster.connected() as executor:
         executor.require_visible(table.probe, ROOT)
         layout = _layout(executor, transaction, cluster)  # checks the memory before anything is charged
@@ -233,6 +234,7 @@ def require_releasable(table: Table, request: ReleaseRequest, budget: PrivacyLos
         raise UsageError("A release for reproduction has no budget. Ingest the file, and release its rows.")
     checks.require_small_delta(guarantee.loss, request.neighbours, table.rows, accepted=request.accept_large_delta)
     _require_centre(transaction)
+    _require_counted(transaction)
     if not Filter(budget, caps_for(budget, guarantee)).holds(guarantee):
         raise UsageError(f"A release of {guarantee.loss} exceeds the budget {budget}. Nothing was declared or spent.")
     if request.chooses:
@@ -262,6 +264,12 @@ def _report_units(transaction: trusted.MomentTransaction, on_message: Callable[[
 def _require_centre(transaction: trusted.MomentTransaction) -> None:
     """Refuse a table with dropped rows and no centre."""
     advice.require_centre_of_dropped(transaction.table, centred=has_centre(transaction.plan))
+
+
+def _require_counted(transaction: trusted.MomentTransaction) -> None:
+    """Refuse a release of whole privacy units whose sum of weights could not be seen."""
+    if refused := advice.count_refused(transaction.plan, transaction.table.rows):
+        raise RefusedError(f"{refused} Nothing was spent.")
 
 
 def _reproduced(transaction: trusted.MomentTransaction, cluster: Cluster, ledger: AnyLedgerAddress | None) -> Outcome:

@@ -50,9 +50,9 @@ def draft_schema(source: SourceLocation | AnyPath | Any, *, header: str | None =
     r"""Draft a schema of a source from the names of its columns.
 
     No value and no stored type is used, because the draft is public, and libraries choose types from values: every
-    column is drafted as a number, with a blank range, but for the first one named like an identifier of persons, which
-    is the privacy unit; others so named are left out. Complete it from what the columns mean. A .csv does not show
-    whether its first line is a header or a row, whose cells would be published. An index of pandas is left out.
+    column is drafted as a number, with a blank range; if it is named like an identifier of persons, its kind is blank.
+    Complete it from what the columns mean. A .csv does not show whether its first line is a header or a row, whose
+    cells would be published. An index of pandas is left out.
 
     Parameters
     ----------
@@ -114,8 +114,8 @@ def draft_schema(source: SourceLocation | AnyPath | Any, *, header: str | None =
         raise DataError(f"{table} has no columns of different kinds, so it needs no schema.")
     require_publishable(origin, names)
     owners = person_columns(names)
-    kinds = {name: "ignored" if counts_rows(name) or name in owners else "number" for name in names}
-    return draft_of(origin, kinds | dict.fromkeys(owners[:1], "privacy unit"))
+    kinds = {name: "ignored" if counts_rows(name) else "number" for name in names}
+    return draft_of(origin, kinds | dict.fromkeys(owners, ""))
 
 
 def read_for(schema: AnyPath, source: object, header: str | None) -> Schema:

@@ -36,7 +36,7 @@ from dpdist.core.privacy.guarantee import MICRO, Guarantee, Neighbours, PrivacyL
 from dpdist.core.release.artefact import Heading, Release
 from dpdist.core.release.bounds import Dimensions
 from dpdist.core.release.norm_histogram import NormsRequest
-from dpdist.core.release.plan import planned
+from dpdist.core.release.plan import Plan, planned
 from dpdist.core.release.request import CLIP_GRID, ReleaseRequest
 from dpdist.core.rows.table import Table
 from dpdist.core.text import counted, exactly, listed
@@ -168,7 +168,9 @@ def two_digits(value: float) -> int:
     return math.ceil(value / unit) * unit
 
 
-def choice_refused(request: ReleaseRequest, columns: int, rows: int, max_rows: int = 1) -> str | None:
+def choice_refused(
+    request: ReleaseRequest, columns: int, rows: int, max_rows: int = 1, *, together: bool = False
+) -> str | None:
     """Explain why a release could choose no clip norm, with a sufficient epsilon; None if it could."""
     private = request.neighbours is not Neighbours.REPLACE_ONE
     if request.clip_norm != "private" or (private and request.rows_at_most == ROWS_AT_MOST):
@@ -177,7 +179,7 @@ def choice_refused(request: ReleaseRequest, columns: int, rows: int, max_rows: i
 
     def median(trial: ReleaseRequest) -> tuple[PrivacyLoss, float]:
         """Return the loss of the stage that chooses a clip norm, and the rank error of the median, in rows."""
-        stage = planned(trial, Dimensions(columns, rows, max_rows, max_rows)).stages["clip norm"]
+        stage = planned(trial, Dimensions(columns, rows, max_rows, max_rows, together=together)).stages["clip norm"]
         error = rank_error(stage.noise, len(CLIP_GRID.edges), Fraction(1, 2), rows_known=True)
         return stage.guarantee.loss, error
 
@@ -190,7 +192,24 @@ def choice_refused(request: ReleaseRequest, columns: int, rows: int, max_rows: i
         cure = f"Use {parameter('epsilon', f'{enough / MICRO:g}')} or more, or choose"
     return (
         f"The clip norm would be chosen with {loss}, a part of the loss, so the noise moves ranks by up to {error:.0f} "
-        f"rows; the table has {rows}. {cure} the clip norm from public knowledge ({parameter('clip')})."
+        f"{'privacy units; the table has' if together else 'rows; the table has'} {rows}{' rows' * together}. "
+        f"{cure} the clip norm from public knowledge ({parameter('clip')})."
+    )
+
+
+def count_refused(plan: Plan, rows: int) -> str | None:
+    """Explain why the sum of the weights of whole privacy units could not be seen; None if it could, or is unknown."""
+    bound, variance = plan.bound, plan.moment.noise.variance_diagonal
+    private = plan.request.neighbours is not Neighbours.REPLACE_ONE
+    if private or plan.request.clip_norm == "private" or not (bound.unit_norm and bound.constant and variance):
+        return None
+    deviation = math.sqrt(variance) / bound.constant**2
+    if 2 * deviation <= rows:
+        return None
+    return (
+        f"All {rows} rows together weigh at most {rows}, and the noise on the sum of their weights would have the "
+        f"standard deviation {deviation:.0f}: no mean and no covariance could be computed. Use a smaller clip norm "
+        f"({parameter('clip')}; {parameter('clip', 'private')} chooses one), or a larger epsilon."
     )
 
 

@@ -350,7 +350,8 @@ class Release(Heading):
             return None
         d = self.bound.columns
         corner = float(self._integers(slice(d, None), slice(d, None))[0, 0])
-        return (corner - self.noise.mean_diagonal) / self.bound.constant**2
+        count = (corner - self.noise.mean_diagonal) / self.bound.constant**2
+        return count if self.rows is None else min(count, float(self.rows))  # no row weighs more than 1
 
 
 def _is_sound(release: Release, arrays: dict[str, Array]) -> bool:

@@ -91,8 +91,10 @@ def _centred_by_schema(request: ReleaseRequest, size: Dimensions) -> ReleaseRequ
     """Return a request whose centring is decided."""
     vectors, centring = request.centre is not None or isinstance(request.scale, tuple), request.centring
     gaps = () if size.schema is None else tuple(size.schema.pairwise)
-    if centring is None:  # gaps are counted beside the mean, also about a public centre
-        by_default = Centring.PRIVATE if gaps and request.mechanism_info.additive else Centring.NONE
+    if centring is None:
+        # gaps are counted beside the mean, also about a public centre; and of whole units n is known by it alone
+        needed = gaps or (size.together and UsualRow.of(request, size.schema).known)
+        by_default = Centring.PRIVATE if needed and request.mechanism_info.additive else Centring.NONE
         centring = Centring.SCHEMA if size.whole and not vectors else by_default
     if gaps and (centring is Centring.NONE or not request.mechanism_info.additive):
         raise UsageError(
@@ -168,6 +170,12 @@ class UsualRow:
         """Return the size of rows bounded by a request."""
         return cls(schema, request.scale is not None)
 
+    @property
+    def known(self) -> bool:
+        """Whether the size is known."""
+        schema = self.schema
+        return self.scaled or (schema is not None and schema.numbers_norm is not None)
+
     def _numbers(self, bound: RowBound) -> int:
         return bound.columns if self.schema is None else len(self.schema.numbers)
 
@@ -186,7 +194,7 @@ class UsualRow:
             return math.hypot(math.sqrt(numbers), self._whole(bound)) / 4
         if schema is None or schema.numbers_norm is None:
             raise UsageError(
-                "The mean of rows that are all kept needs columns of a known size beside the constant. Add "
+                "The mean of privacy units whose rows are all kept takes columns of a known size. Add "
                 f"{parameter('scale', 'private')}, a public scale, or a schema with ranges."
             )
         return math.hypot(schema.numbers_norm / 2, self._whole(bound)) / 4

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dpdist.core.errors import DataError, UsageError
 from dpdist.core.paths import AnyPath, is_address, read_plain, text_of
 from dpdist.core.rows.columns import Column
-from dpdist.core.rows.schema_mistakes import NOT_NUMBERS, OWN, Mistake, Parts, all_of, mistakes, parts_of
+from dpdist.core.rows.schema_mistakes import NOT_NUMBERS, OWN, WHOSE, Mistake, Parts, all_of, mistakes, parts_of
 from dpdist.core.storage.arrays import attributes_of
 from dpdist.core.storage.store import store_at
 from dpdist.core.text import listed
@@ -152,9 +152,9 @@ _HEAD = """\
 # A dpdist schema: the columns of {source}.
 #
 # This draft was created from names only, as stored types often follow from values: every column is drafted as a
-# number, unless it is named like an identifier. Correct the kind of the others, and of a number that means yes or no
-# ("boolean") or a category, or is an identifier ("ignored"). An index of pandas is left out: describe it if it is a
-# column.
+# number; if it is named like an identifier, fill in its kind. Correct the kind of others, and of a number that means
+# yes or no ("boolean") or a category, or is an identifier ("ignored"). An index of pandas is left out: describe it if
+# it is a column.
 # Fill in the blanks, [], from public knowledge: a questionnaire, a manual, physics. NEVER from the data. Noise does
 # not protect a range or a category that was taken from the data.
 # This file is published with every release. Values outside a range are clipped to it.
@@ -177,19 +177,13 @@ scale = "range"  # map each range to [-1, 1], so that units do not matter; "none
 """
 
 
-_AFTER = {
-    "ignored": "",
-    "privacy unit": '# named like a person, whose rows are protected together; "ignored" if no person has two\n',
-}
-"""What follows the kind of a column in a draft, if it has no range."""
-
-
 def draft_of(source: object, kinds: Mapping[str, str]) -> str:
     """Return the text of a draft schema, from the kind of each column by name."""
     parts = [_HEAD.format(source=json.dumps(str(source), ensure_ascii=False)[1:-1])]
     for name, kind in kinds.items():
-        blank = _AFTER.get(kind, "range = []  # fill in\n")
-        parts.append(f"\n[[column]]\nname = {_quoted(name)}\nkind = {_quoted(kind)}\n{blank}")
+        asked = "" if kind else f"  # fill in: {WHOSE}"
+        blank = "range = []  # fill in\n" if kind == "number" else ""
+        parts.append(f"\n[[column]]\nname = {_quoted(name)}\nkind = {_quoted(kind)}{asked}\n{blank}")
     return "".join(parts)
 
 

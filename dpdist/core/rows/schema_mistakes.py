@@ -42,6 +42,8 @@ NOT_NUMBERS = (
     'kind = "ignored"'
 )
 """Example lines for a column that is not numeric but was drafted as a number; they contain no data."""
+WHOSE = '"privacy unit" if a person may have several rows and this says whose they are, else "ignored"'
+"""How to complete the kind of a column named like a person."""
 _LARGEST = 1e100
 """Largest magnitude of ends of ranges and constants: far below the limits of float64."""
 _HEAVIEST = 1e6
@@ -168,6 +170,9 @@ def _of_units(schema: Parts) -> Iterator[Mistake]:
 def _mistakes_of(column: Column, scale: str) -> Iterator[tuple[str | None, str]]:
     if not isinstance(column.name, str) or not column.name or has_control(column.name):
         yield "name", "the name must be text without control or invisible characters"
+    if column.kind == "":
+        yield "kind", f"kind is blank: {WHOSE}"
+        return
     if column.kind not in tuple(_TAKES):  # it may have any type, such as list
         yield "kind", f"kind must be one of {', '.join(_TAKES)}, not {column.kind!r}"
         return

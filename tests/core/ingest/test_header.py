@@ -232,12 +232,20 @@ def test_a_count_of_the_rows_of_any_usual_name_is_asked_for_and_no_advice_keeps_
             use(frame)
 
 
-def test_a_draft_takes_a_column_named_like_a_person_for_the_privacy_unit(tmp_path: Path, call: Call) -> None:
-    (tmp_path / "t.csv").write_text("age,patient_id,customer_id,mass\n41,p1,7,60\n52,p2,8,70\n")
+def test_a_draft_asks_whether_a_column_named_like_a_person_is_the_privacy_unit(tmp_path: Path, call: Call) -> None:
+    (tmp_path / "t.csv").write_text("visit_id,age,patient_id,mass\n7,41,p1,60\n8,52,p2,70\n")
     draft = call("schema", tmp_path / "t.csv", "--header", "yes", "--json").json["draft"]
-    assert re.findall(r'name = "(\w+)"\nkind = "([\w ]+)"', draft) == [
-        ("age", "number"), ("patient_id", "privacy unit"), ("customer_id", "ignored"), ("mass", "number"),
+    assert re.findall(r'name = "(\w+)"\nkind = "([\w ]*)"', draft) == [
+        ("visit_id", ""), ("age", "number"), ("patient_id", ""), ("mass", "number"),
     ]  # fmt: skip
-    (tmp_path / "s.toml").write_text(draft.replace("range = []", "range = [0, 120]"))
-    done = call("ingest", tmp_path / "t.csv", tmp_path / "r.zarr", "--schema", tmp_path / "s.toml", "--header", "yes")
+    draft = draft.replace("range = []", "range = [0, 120]")
+    asked = ("ingest", tmp_path / "t.csv", tmp_path / "r.zarr", "--schema", tmp_path / "s.toml", "--header", "yes")
+    (tmp_path / "s.toml").write_text(draft)
+    refusal = call(*asked)
+    assert refusal.code == 2
+    assert "columns 'visit_id', 'patient_id': kind is blank" in " ".join(refusal.err.split())
+    for name, kind in (("visit_id", "ignored"), ("patient_id", "privacy unit")):
+        draft = draft.replace(f'name = "{name}"\nkind = ""', f'name = "{name}"\nkind = "{kind}"')
+    (tmp_path / "s.toml").write_text(draft)
+    done = call(*asked)
     assert done.code == 0, done.err

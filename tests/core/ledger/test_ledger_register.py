@@ -30,8 +30,9 @@ from support.estimator_scene import CLIP, ingested, table
 
 from dpdist import Budget, PrivateCovariance, PrivatePCA
 from dpdist.core.errors import DataError, RefusedError, UsageError
-from dpdist.core.ledger import register as releases_of_process
-from dpdist.core.ledger.register import Fingerprints, Register, log_chance
+from dpdist.core.ledger import fingerprints
+from dpdist.core.ledger.fingerprints import Fingerprints, log_chance
+from dpdist.core.ledger.register import Register
 from dpdist.core.mechanisms.gaussian import CalibratedGaussian
 from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.release import trusted
@@ -261,7 +262,7 @@ def test_tables_of_yes_and_no_of_other_people_are_not_the_same_rows_and_the_same
 
 
 def test_a_sketch_finds_a_part_of_a_large_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(releases_of_process, "KEPT", 64)
+    monkeypatch.setattr(fingerprints, "KEPT", 64)
     rows = normal(4, n=2000, d=3)
     complete = Fingerprints.of(rows, KEY)
     assert len(complete.keys) == 64

@@ -27,6 +27,7 @@ from support.ledgers import DiedError, dies
 import dpdist
 from dpdist import Budget, PrivateCovariance, PrivatePCA
 from dpdist.core.errors import DataError, RefusedError
+from dpdist.core.ledger import fingerprints
 from dpdist.core.ledger import register as releases_of_process
 from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.ledger.memory import MemoryStorage
@@ -85,7 +86,7 @@ def test_the_same_call_on_the_same_rows_is_returned_again_and_another_is_not(
     register: Register, monkeypatch: pytest.MonkeyPatch, kept: int
 ) -> None:
     """All rows decide whether they are the same, however few keys recognise some of them."""
-    monkeypatch.setattr(releases_of_process, "KEPT", kept)
+    monkeypatch.setattr(fingerprints, "KEPT", kept)
     first = asked().fit(table())
     assert first.fresh_
     for name, form in SAME.items():
@@ -228,7 +229,7 @@ def test_a_fork_waits_for_no_thread_of_the_process_that_it_left() -> None:
     threading.Thread(target=hold, daemon=True).start()
     held.wait()
     guarantee = proved(asked().fit(table()).release_.guarantee)
-    assert in_fork(lambda: REGISTER.note(1, guarantee, "d")) == b"drawn"
+    assert in_fork(lambda: REGISTER.note(1, guarantee, "d", None)) == b"drawn"
 
 
 @pytest.mark.parametrize("kind", ["a file", "a folder", "a link to nothing", "a release", "no working directory"])

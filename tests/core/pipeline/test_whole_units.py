@@ -195,14 +195,17 @@ def test_what_is_said_of_busy_units(tmp_path: Path) -> None:
     _, exact = shortened(who, rows, release.bound)
     assert weights.weight(200) == pytest.approx(exact[who == 2005][0], rel=0.15)
     assert 4 < (weights.full or 0) < 200
+    assert weights.total is not None
+    width = weights.total[1] - weights.total[0]
+    assert weights.total[0] - width <= exact.sum() <= weights.total[1] + width
     lengths = clipped_rows(release)
     assert lengths.between is not None
     assert lengths.between[0] <= 20 / 2020 <= lengths.between[1] or lengths.between[1] > 0.01
     text = lengths.describe()
-    assert "those of a busy who weigh less" in text
-    assert re.search(r"from about \d+ to \d+ rows on, the fewer the more alike they are", text)
-    assert re.search(rf"all weights add up to about \d+ of {len(rows)} rows", text)
-    assert re.search(r"unknown: rows of [\d.]+ to [\d.]+% of all units of who weigh less", lengths.unknown)
+    assert "those of a who with many or long ones weigh less" in text
+    assert re.search(r"with typical rows from about \d+ to \d+ on, the fewer the more alike they are", text)
+    assert re.search(rf"all weights add up to \d+ to \d+ of {len(rows)} rows", text)
+    assert re.search(r"unknown: the rows of [\d.]+ to [\d.]+% of all units of who weigh less", lengths.unknown)
     assert lengths.warning().startswith("For the rows as they are, means, slopes")
 
 
@@ -276,7 +279,7 @@ def test_of_units_too_few_to_be_counted_no_share_is_said(tmp_path: Path) -> None
     random = np.random.default_rng(7)
     table = table_of(tmp_path, np.repeat(np.arange(20), 30), random.normal(size=(600, 3)))
     asked: dict[str, Any] = {"clip_norm": "private", "scale": (1.0,) * 3, "centring": "private"}
-    release = released(tmp_path, table, loss=PrivacyLoss.parse("0.6", "1e-6"), **asked)
+    release = released(tmp_path, table, loss=PrivacyLoss.parse("1", "1e-6"), **asked)
     assert release.stage is not None
     answer = release.stage.answer
     for total in (-300, 0, 10):
@@ -285,4 +288,4 @@ def test_of_units_too_few_to_be_counted_no_share_is_said(tmp_path: Path) -> None
         unseen = replace(release, stage=stage)
         lengths = clipped_rows(unseen)
         assert lengths.between is None
-        assert "rows of some of all units of who weigh less" in lengths.unknown
+        assert "the rows of some units of who weigh less" in lengths.unknown
