@@ -159,8 +159,8 @@ class IngestOptions(BudgetOptions, frozen=True, kw_only=True):
     privacy_unit: Annotated[
         str | None,
         option(
-            "Column that identifies the person or other unit of each row; it is not stored. Text or whole numbers; "
-            "obs/NAME of AnnData; sample of VCF Zarr.",
+            "Column that identifies the person or other unit of each row; it is not stored. Whole numbers, or text "
+            "(ingest and jobs: by a schema); obs/NAME of AnnData; sample of VCF Zarr.",
             "a column's name in quotes",
             PRIVACY,
         ),
