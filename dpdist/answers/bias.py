@@ -336,7 +336,8 @@ class UnitWeights:
                 f"{counted(busy, 'typical row')} weigh {_span(least, self.weight(busy), '.2g')} each",
             ]
         if self.total is not None and self.rows is not None:
-            low, high = (min(float(f"{end:.3g}"), self.rows) for end in self.total)
+            step = 10.0 ** (math.floor(math.log10(max(self.total[1], 1))) - 2)
+            low, high = math.floor(self.total[0] / step) * step, min(math.ceil(self.total[1] / step) * step, self.rows)
             details.append(f"all weights add up to {_span(low, high, '.0f')} of {self.rows} rows")
         text = f"all rows, where those of a {self.column} with many or long ones weigh less"
         return f"{text} ({'; '.join(details)})" if details else text

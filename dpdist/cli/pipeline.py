@@ -253,9 +253,10 @@ def release_command(
 def _require_mean(request: ReleaseRequest, *, by_a_schema: bool) -> None:
     """Refuse a release of a file whose correlations could not be printed, before it is paid for."""
     if not (request.centred or (by_a_schema and request.centring is None)):
+        free = ", or --centre private, which costs nothing" if by_a_schema else ""
         raise UsageError(
             "A release of a file prints correlations, which need a mean. Nothing was read or spent. Add --scale "
-            "private; or ingest the file, and release its rows without a mean."
+            f"private{free}; or ingest the file, and release its rows without a mean."
         )
 
 

@@ -23,13 +23,14 @@ _KEY = draw_key()
 
 def grouped(data: Any, groups: Any) -> tuple[Any, Groups | None]:
     """Return X without the column that says whose rows they are, and the privacy unit of each row, if any."""
-    if groups is None:
-        return data, None
+    if groups is None or isinstance(groups, Groups):  # which private_pca made
+        return data, groups
     if isinstance(data, str | os.PathLike):
         raise UsageError(
             "groups is for rows in memory: the rows of a path have the privacy unit with which they were ingested."
         )
     name = "group"
+    data = in_one_order(data, groups)
     if isinstance(groups, str):
         name, (data, groups) = groups, column_of(data, groups)
     elif not is_a(groups, "dask", "Array") and isinstance(getattr(groups, "name", None), str):
@@ -40,7 +41,24 @@ def grouped(data: Any, groups: Any) -> tuple[Any, Groups | None]:
                 f"groups={name!r}."
             )
     require_same_labels(data, groups, "groups")
-    return data, Groups(name, _units(groups))
+    return data, groups_of(name, groups)
+
+
+def in_one_order(data: Any, groups: Any) -> Any:
+    """Return X with an order of rows that does not change; refuse groups that may come in another one.
+
+    Rows of a Dask DataFrame may come in another order each time, and for each choice of columns, that they are computed
+    (a shuffle on disk, for example): persisted, they stay as they were computed once.
+    """
+    unordered = [is_a(groups, "dask", kind) for kind in ("Series", "DataFrame")]
+    unordered += [bool(np.isnan(part.shape[0])) for part in (data, groups) if is_a(part, "dask", "Array")]
+    frame = is_a(data, "dask", "DataFrame")
+    if any(unordered) or (frame and not isinstance(groups, str)):
+        raise RowsError(
+            "The rows of a Dask DataFrame may come in another order each time they are computed, so groups might be "
+            "those of other rows. Pass the DataFrame as X, and the name of its column: groups='NAME'."
+        )
+    return data.persist() if frame else data
 
 
 def column_of(data: Any, name: str) -> tuple[Any, Any]:
@@ -65,6 +83,11 @@ def column_of(data: Any, name: str) -> tuple[Any, Any]:
     if name not in columns:
         raise RowsError(f"X has no column {name!r}: groups is a name of a column of X, or one entry per row.")
     return data.drop(columns=[name]), data[name]
+
+
+def groups_of(name: str, groups: Any) -> Groups:
+    """Return the privacy units of rows in the order of X."""
+    return Groups(name, _units(groups))
 
 
 def _units(groups: Any) -> Any:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dpdist.core.errors import DataError, UsageError
 from dpdist.core.frames import as_frame, is_a, is_labelled, names_beside, require_table
 from dpdist.core.ingest.readers.base import counts_rows
@@ -18,10 +20,10 @@ from dpdist.core.rows.automatic import TextColumns, require_owner, schema_of_num
 from dpdist.core.rows.columns import Column
 from dpdist.core.rows.encoding import UnfitError, columns_of, is_text, types_of
 from dpdist.core.rows.schema import Schema
-from dpdist.core.rows.units import Owner
+from dpdist.core.rows.units import Owner, spelled
 from dpdist.core.text import counted, listed
 from dpdist.estimators.fit import DESCRIBED, request_of
-from dpdist.estimators.groups import column_of
+from dpdist.estimators.groups import column_of, groups_of, in_one_order
 from dpdist.estimators.inputs import rows_of
 from dpdist.estimators.pca import PrivatePCA
 from dpdist.formats.labelled import laid_out
@@ -180,6 +182,13 @@ def _without_unit(schema: Schema | None) -> Schema | None:
 def _by_unit(table: Any, owner: Owner, schema: Schema | None) -> tuple[Any, Any, Owner]:
     """Return a table in memory, its privacy unit, which is not in it without a schema, and whose the rows are."""
     unit = None if schema is None else schema.unit
+    if schema is not None and len(schema.unit_columns) > 1:
+        raise UsageError(
+            "A table in memory has a privacy unit of one column. Join the columns to one, or save the table to a file, "
+            "and pass its path."
+        )
+    if unit is not None and owner.each_row:
+        raise UsageError(f"The schema declares a privacy unit. Leave {parameter('each_row_is_a_person')} out.")
     if unit is not None and owner.column not in {None, unit.column}:
         raise UsageError(f"The schema declares another privacy unit, {unit.column!r}.", parameter="privacy_unit")
     if unit is not None:
@@ -192,10 +201,25 @@ def _by_unit(table: Any, owner: Owner, schema: Schema | None) -> tuple[Any, Any,
             ".parquet file (AnnData: .h5ad), and pass its path."
         )
     require_table(table, "table")
+    table = in_one_order(table, owner.column)
     data, groups = column_of(table, owner.column)
-    if hasattr(groups, "rename"):
-        groups = groups.rename(owner.column)
-    return data if schema is None else as_frame(table), groups, owner
+    groups = groups.compute() if hasattr(groups, "dask") else groups  # of persisted rows
+    if schema is not None:
+        _require_units(schema, owner.column, groups)
+    return data if schema is None else as_frame(table), groups_of(owner.column, groups), owner
+
+
+def _require_units(schema: Schema, name: str, groups: Any) -> None:
+    """Refuse rows whose privacy unit is one of the missing values of the schema."""
+    column = next(column for column in schema.columns if column.name == name)
+    missing = {spelled(str(value)) for value in column.missing_values or ()}
+    missing |= {spelled(f"{code:.17g}") for code in column.codes}
+    lacking = [spelled(str(unit)) in missing for unit in np.asarray(groups).tolist()]
+    if any(lacking):
+        raise DataError(
+            f"{name} of row {lacking.index(True)} (counting from 0) is missing, by the schema, so the privacy unit of "
+            "this row is unknown. Give each row one."
+        )
 
 
 def _in_memory(table: Any, schema: Schema | None, owner: Owner) -> Any:

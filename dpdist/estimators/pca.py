@@ -249,7 +249,8 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
             Privacy unit of each row, (n,) whole numbers or text, or the name of a column of X, of a coordinate of an
             xarray object or of ``obs`` of an AnnData, which is left out of X. All rows of a unit are protected
             together, and those of busy units weigh less (:mod:`dpdist.core.rows.unit_moment`); rows are sorted in
-            private temporary files. None: each row is protected alone. For rows in memory only.
+            private temporary files. A Dask DataFrame takes a name, and is persisted, as its rows may come in another
+            order each time they are computed. None: each row is protected alone. For rows in memory only.
 
         Returns
         -------

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import anndata
+import dask
 import dask.array as da
 import dask.dataframe as dd
 import numpy as np
@@ -21,6 +22,8 @@ from scipy import sparse
 
 import dpdist
 from dpdist.core.errors import DataError, RefusedError, UsageError, WeakGuaranteeWarning
+from dpdist.core.ingest.together import Gathered
+from dpdist.core.pipeline import arrays
 from dpdist.core.rows.units import Unit
 
 Matrix = npt.NDArray[np.float64]
@@ -264,3 +267,58 @@ def test_a_private_scale_of_units_has_the_mean_by_default() -> None:
     assert "no mean was released" not in model.summary()
     covariance = dpdist.PrivateCovariance.from_release(model.release_)
     assert np.abs(covariance.location_ - rows.mean(axis=0)).max() < 0.5
+
+
+def test_groups_of_a_dask_dataframe_are_those_of_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    # the first column says whose row it is; a shuffle orders rows, and each choice of columns, anew when it is computed
+    wrong: list[int] = []
+
+    class Spied(Gathered):
+        def __init__(self, units: Any, *others: Any) -> None:
+            self.owners = units[0]
+            super().__init__(units, *others)
+
+        def append(self, rows: Any, start: int) -> Any:
+            own = np.floor(rows[:, 0]).astype(int)
+            wrong.append(int((own != self.owners[start : start + len(rows)]).sum()))
+            return super().append(rows, start)
+
+    monkeypatch.setattr(arrays, "Gathered", Spied)
+    random = np.random.default_rng(49)
+    schema = dpdist.Schema(
+        [
+            dpdist.Column("patient", "privacy unit"), dpdist.Column("a", "number", range=(0, 601)),
+            dpdist.Column("b", "number", range=(-9, 9)), dpdist.Column("k", "ignored"),
+        ]
+    )  # fmt: skip
+    for number, schedule in enumerate(("synchronous", "threads")):
+        who = random.integers(0, 600, 3000)
+        frame = pd.DataFrame({"a": who + random.uniform(0, 0.9, 3000), "b": random.normal(size=3000)})
+        frame = frame.assign(k=random.integers(0, 99, 3000), patient=who)
+        lazy = dd.from_pandas(frame, npartitions=4)
+        with dask.config.set(scheduler=schedule):
+            forms = lazy.shuffle("k", npartitions=3), lazy.sort_values("k")
+            dpdist.PrivateCovariance(**ASK).fit(forms[number], groups="patient")
+            dpdist.private_pca(forms[number], **ASK, clip=900, correlation=False, schema=schema, budget_epsilon=99)
+            for groups in (frame["patient"], lazy["patient"], who):
+                with pytest.raises(DataError, match="groups='NAME'"):
+                    dpdist.PrivateCovariance(**ASK).fit(lazy[["a", "b"]], groups=groups)
+            with pytest.raises(DataError, match="groups='NAME'"):
+                dpdist.PrivateCovariance(**ASK).fit(lazy[["a", "b"]].values, groups=who)
+    assert len(wrong) > 3
+    assert not any(wrong)
+
+
+def test_a_unit_that_is_missing_by_the_schema_or_of_several_columns_is_refused() -> None:
+    random = np.random.default_rng(50)
+    frame = pd.DataFrame(random.normal(size=(400, 2)), columns=["a", "b"])
+    frame = frame.assign(patient=np.where(np.arange(400) % 3, np.arange(400) // 4, -9), site=1)
+    numbers = [dpdist.Column(name, "number", range=(-5, 5)) for name in "ab"]
+    unit, site = dpdist.Column("patient", "privacy unit"), dpdist.Column("site", "privacy unit")
+    schema = dpdist.Schema([unit, *numbers], others="ignored", missing_values=[-9])
+    with pytest.raises(DataError, match=r"patient of row 0 .* is missing, by the schema"):
+        dpdist.private_pca(frame, **ASK, schema=schema)
+    with pytest.raises(UsageError, match="a privacy unit of one column"):
+        dpdist.private_pca(frame, **ASK, schema=dpdist.Schema([unit, site, *numbers]))
+    with pytest.raises(UsageError, match=r"declares a privacy unit\. Leave each_row_is_a_person out"):
+        dpdist.private_pca(frame, **ASK, schema=schema, each_row_is_a_person=True)

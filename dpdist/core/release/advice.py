@@ -204,11 +204,11 @@ def count_refused(plan: Plan, rows: int) -> str | None:
     if private or plan.request.clip_norm == "private" or not (bound.unit_norm and bound.constant and variance):
         return None
     deviation = math.sqrt(variance) / bound.constant**2
-    if 2 * deviation <= rows:
+    if 4 * deviation <= rows:
         return None
     return (
         f"All {rows} rows together weigh at most {rows}, and the noise on the sum of their weights would have the "
-        f"standard deviation {deviation:.0f}: no mean and no covariance could be computed. Use a smaller clip norm "
+        f"standard deviation {deviation:.0f}: means and covariances would drown. Use a smaller clip norm "
         f"({parameter('clip')}; {parameter('clip', 'private')} chooses one), or a larger epsilon."
     )
 
