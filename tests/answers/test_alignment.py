@@ -129,7 +129,7 @@ def test_the_noise_of_a_large_private_mean_is_no_component(
     row = np.array([*[int(2.0**bound.grid_bits / d**0.5)] * d, bound.constant])
     exact = np.outer(row, row) * rows + np.diag([rows // 4] * d + [0])  # as rounding leaves it
     without, counts = 0, []
-    for _ in range(20):
+    for _ in range(60):
         release = drawn_over(request, exact, d, rows)
         every = components(release, d)
         found = require_alignment(release, every)
@@ -141,7 +141,7 @@ def test_the_noise_of_a_large_private_mean_is_no_component(
                 patch.setattr(f"dpdist.answers.alignment.{part}", lambda _: 0.0)
             left_out = require_alignment(release, every)
         without += left_out.intervals[0, 0] > 0
-    assert counts.count(0) >= 14
+    assert counts.count(0) >= 38  # .85 of 600 draws had none: fewer by chance with probability 1e-5
     assert without > 0  # probability of none: 1e-10
 
 
