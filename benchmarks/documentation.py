@@ -151,6 +151,27 @@ def penguins(rows: int) -> pd.DataFrame:
     return pd.DataFrame({"species": kinds, "body_mass_g": mass, "hatched": days.strftime("%Y-%m-%d"), "tag": tags})
 
 
+_CUSTOMERS = """\
+scale = "range"
+column = [
+    {name = "region", kind = "category", categories = ["north", "south", "east", "west"]},
+    {name = "churned", kind = "boolean"},
+    {name = "age", kind = "integer", range = [18, 98]},
+    {name = "income", kind = "number", range = [0, 150000]},
+]
+"""
+
+
+def customers(rows: int) -> pd.DataFrame:
+    """Return a table with categories, of which some are related."""
+    rng = np.random.default_rng(0)
+    region = rng.choice(["north", "south", "east", "west"], rows, p=[0.4, 0.3, 0.2, 0.1])
+    churned = rng.random(rows) < np.where(region == "north", 0.1, 0.3)
+    age = rng.integers(18, 91, rows)
+    income = np.clip(20_000 + 500 * age - 6000 * churned + rng.normal(0, 9000, rows), 0, 150_000).round()
+    return pd.DataFrame({"region": region, "churned": churned, "age": age, "income": income})
+
+
 def furnish(folder: Path, name: str) -> list[str]:
     """Write a file that a page presupposes into a folder, and return the commands that make it, if it is no file."""
     if name in _COMMANDS:
@@ -161,6 +182,12 @@ def furnish(folder: Path, name: str) -> list[str]:
             night = folder / "incoming" / f"2026-01-{day:02d}.csv"
             night.parent.mkdir(exist_ok=True)
             people(200, seed=day).to_csv(night, index=False)
+    elif name == "customers.release.zarr":
+        customers(20_000).to_parquet(folder / "customers.parquet")
+        (folder / "customers.toml").write_text(_CUSTOMERS)
+        return [
+            f"dpdist release customers.parquet {name} --schema customers.toml --epsilon 1 --delta 1e-6 --clip schema"
+        ]
     elif name == "penguins.csv":
         penguins(2000).to_csv(folder / name, index=False)
     elif name == "table.parquet":

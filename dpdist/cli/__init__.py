@@ -36,6 +36,7 @@ COMMANDS = {
     "bound": ("pipeline", "bound", "Choose the clip norm of rows privately, for a small epsilon."),
     "pca": ("components", "pca", "Write the principal components of a release."),
     "project": ("components", "project", "Project rows onto components. Keep the scores as private as the rows."),
+    "relate": ("relate", "relate", "Show tables, means by group and associations of a release."),
     "regress": ("answers", "regress", "Regress a column of a release on others, with intervals."),
     "covariance": ("answers", "covariance_command", "Write the shrunk covariance matrix of a release."),
     "synthesise": ("answers", "synthesise", "Draw synthetic rows from a normal distribution fitted to a release."),

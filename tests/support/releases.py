@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,11 @@ from dpdist.core.noise.entropy import SYSTEM
 from dpdist.core.privacy.guarantee import Guarantee, Neighbours
 from dpdist.core.release.archive import archived
 from dpdist.core.release.artefact import Release
-from dpdist.core.release.bounds import Dimensions
+from dpdist.core.release.bounds import Dimensions, by_schema
 from dpdist.core.release.plan import planned
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.rows.bounding import RowBound
+from dpdist.core.rows.schema import Schema
 from dpdist.core.triangle import Band, packed, unpacked
 from dpdist.literature.attack import KnownMoment
 
@@ -48,6 +50,25 @@ def drawn_over(
         bound=planned(request, Dimensions(columns)).bound, noise=calibrated.noise, rows=rows,
         answer=calibrated.answer(KnownMoment(exact), SYSTEM),
     )  # fmt: skip
+
+
+def assemble_drawn(request: ReleaseRequest, schema: Schema, frame: Any) -> Iterator[Release]:
+    """Yield releases of a table with a schema, whose rows are not rounded, drawn anew."""
+    rows, n = schema.transform(frame).to_numpy(float), len(frame)
+    size = Dimensions(rows.shape[1], n if request.neighbours is Neighbours.REPLACE_ONE else None, schema=schema)
+    plan = planned(by_schema(request, size), size)
+    centre, scale = plan.bound.input_units
+    rows = np.nan_to_num((rows - centre) / scale) / plan.bound.unit
+    if plan.bound.constant:
+        rows = np.column_stack([rows, np.full(n, plan.bound.constant)])
+    exact = np.rint(rows.T @ rows).astype(np.int64)
+    exact[range(size.columns), range(size.columns)] += n // 4  # as rounding leaves it
+    while True:
+        yield assemble(
+            release_id="x", mechanism=request.mechanism, names=schema.features, neighbours=request.neighbours,
+            claim=plan.moment.claim, guarantee=plan.guarantee, bound=plan.bound, noise=plan.moment.noise, rows=n,
+            answer=plan.moment.answer(KnownMoment(exact), SYSTEM), schema=schema, rows_at_most=request.rows_at_most,
+        )  # fmt: skip
 
 
 def archive_of(release: Release) -> io.BytesIO:

@@ -1,0 +1,229 @@
+"""Tests and strength of the association of two variables of a release, with the noise in the law: post-processing.
+
+**Test of two categories.** Of n independent rows whose variables are independent, D = R - r_i r_j'/n has, in the
+coordinates of :mod:`dpdist.answers.variables`, the mean 0 and to first order the covariance
+
+    V = n C_i x C_j + v_R I + v_j (aa') x I + v_i I x (bb') + v_n (aa') x (bb') - (v_i v_j/n²) I,
+
+a = r_i/n, b = r_j/n, with the covariances C_i and C_j of the coordinates of one row. D'V^-1 D has the chi-square
+distribution with (k - 1)(l - 1) degrees of freedom, also if categories are empty. A test that ignores the noise
+rejects nearly every true hypothesis.
+
+**Test of a number by category** (one-way analysis of variance). With D = X - r m, m = t/n, and if all categories have
+the same mean and the variance sd² = Q/n - m², Q the sum of squares,
+
+    V = n sd² C + v_X I + m² v_r I + v_t aa' + v_n m² aa' - (v_r v_t/n²) I.
+
+**Test of two numbers.** The covariance of independent numbers has the variance ``sd_a² sd_b² / n``, and that of its
+noise is added.
+
+**Strength.** Cramér's V is the root of phi²/(min(k, l) - 1), where n phi² is Pearson's statistic of the table; eta² is
+the share of a number's variance between categories; r is the correlation. The squared deviations of cells or group sums
+from those of independence are divided by their expected counts, and the part of the noise is subtracted: with W the
+covariance of its errors d and w the inverse expected counts, ``sum w d² - tr(wW)`` is unbiased, and has the variance
+``2 tr(wWwW) + 4 d'wWw d``. It would drown in the noise of rare categories, so those are merged with the next rarer ones
+until each has ten times the noise of a cell: what is measured is the strength in that table, as small categories are
+merged before Pearson's test. A variable with one category left says nothing.
+
+Measured (a9a, cardiotocography, Covertype at epsilon 1, a9a at .1, all pairs of columns): the intervals hold the V of
+the merged table in .93 to .97 of cases; V is off by .016 (root mean square; Covertype .005, cardiotocography .09) from
+that of the merged table, and by .027 (.024, .16) from that of all categories.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import chi2, norm
+
+from dpdist.answers.block import NORMAL
+from dpdist.answers.crosstab import category_shares, covariance_of_shares
+from dpdist.answers.variables import Categorical, Numeric, Variables
+
+Matrix = npt.NDArray[np.float64]
+_CLEAR = 10.0
+"""Least count of a category whose strength is measured, in standard deviations of a cell."""
+
+
+@dataclass(frozen=True)
+class Test:
+    """A test of the hypothesis that two variables are not associated."""
+
+    statistic: float
+    degrees: int
+    p_value: float
+
+
+@dataclass(frozen=True)
+class Strength:
+    """How strongly two variables are associated, from 0 to 1."""
+
+    measure: str  # Cramér's V, eta or r
+    value: float
+    interval: tuple[float, float]  # 95 %, with respect to the noise
+    merged: tuple[str, ...] = ()  # variables some of whose categories were merged
+
+
+def independence(held: Variables, a: Categorical, b: Categorical) -> Test:
+    """Test whether two categorical variables are independent."""
+    n = held.rows
+    of_a, of_b = (covariance_of_shares(category_shares(held, v.name), v.basis) for v in (a, b))
+    product = held.margin(a.name).variance * held.margin(b.name).variance / n**2
+    noise = _pair_noise(held, a, b)
+    variance = n * np.kron(of_a, of_b) + noise - product * np.eye(len(noise))
+    return _chi_square(_residual(held, a, b).ravel(), variance)
+
+
+def same_means(held: Variables, number: Numeric, by: Categorical) -> Test:
+    """Test whether the means of a number are the same in all categories of a variable."""
+    residual, noise, spread = _group_residual(held, number, by)
+    of_one = covariance_of_shares(category_shares(held, by.name), by.basis)
+    product = held.margin(by.name).variance * held.total(number.place).variance / held.rows**2
+    return _chi_square(residual, held.rows * spread * of_one + noise - product * np.eye(len(noise)))
+
+
+def no_correlation(held: Variables, a: Numeric, b: Numeric) -> Test:
+    """Test whether two numbers are not correlated."""
+    covariance, spreads, variance = _covariance(held, a, b)
+    z = covariance / math.sqrt(variance + spreads[0] * spreads[1] / held.rows)
+    return Test(z**2, 1, float(2 * norm.sf(abs(z))))
+
+
+def cramers_v(held: Variables, a: Categorical, b: Categorical) -> Strength | None:
+    """Return Cramér's V of two variables, without the noise; None if a variable is below it."""
+    cell = math.sqrt(held.pair(a.name, b.name).variance)
+    left, right = (_merging(_counts(held, v), _CLEAR * cell) for v in (a, b))
+    smaller = min(left.shape[1], right.shape[1])
+    if smaller < 2:
+        return None
+    expected = np.outer(left.T @ _counts(held, a), right.T @ _counts(held, b)) / held.rows
+    onto = np.kron(left.T @ a.basis, right.T @ b.basis)
+    share, deviation = _without_noise(
+        onto @ _residual(held, a, b).ravel(), onto @ _pair_noise(held, a, b) @ onto.T, 1 / expected.ravel()
+    )
+    scale = held.rows * (smaller - 1)
+    merged = tuple(v.name for v, map_ in ((a, left), (b, right)) if map_.shape[1] < v.size)
+    return _rooted("Cramér's V", share / scale, deviation / scale, merged)
+
+
+def eta(held: Variables, number: Numeric, by: Categorical) -> Strength | None:
+    """Return the root of the share of a number's variance between categories; None if one is below the noise."""
+    residual, noise, spread = _group_residual(held, number, by)
+    square = held.square(number.place).variance
+    if spread * held.rows <= _CLEAR / 2 * math.sqrt(square):
+        return None
+    of_sum = held.by_category(by.name, number.place).variance / spread
+    merging = _merging(_counts(held, by), _CLEAR * math.sqrt(held.margin(by.name).variance + of_sum))
+    if merging.shape[1] < 2:
+        return None
+    onto = merging.T @ by.basis
+    share, deviation = _without_noise(onto @ residual, onto @ noise @ onto.T, 1 / (merging.T @ _counts(held, by)))
+    total = held.rows * spread
+    deviation = math.hypot(deviation / total, share / total * math.sqrt(square) / total)
+    return _rooted("eta", share / total, deviation, (by.name,) if merging.shape[1] < by.size else ())
+
+
+def correlation_of(held: Variables, a: Numeric, b: Numeric) -> Strength | None:
+    """Return the correlation of two numbers; None if one varies less than the noise."""
+    covariance, spreads, variance = _covariance(held, a, b)
+    noise = [math.sqrt(held.square(v.place).variance) / held.rows for v in (a, b)]
+    if any(spread <= _CLEAR / 2 * each for spread, each in zip(spreads, noise, strict=True)):
+        return None
+    scale = math.sqrt(spreads[0] * spreads[1])
+    r = covariance / scale
+    parts = (each / spread for each, spread in zip(noise, spreads, strict=True))
+    deviation = math.sqrt(variance / scale**2 + r**2 / 4 * sum(part**2 for part in parts))
+    ends = (max(-1.0, r - NORMAL * deviation), min(1.0, r + NORMAL * deviation))
+    return Strength("r", max(-1.0, min(1.0, r)), ends)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values adjusted for their number (Holm 1979).
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    order = np.argsort(p_values, kind="stable")
+    scaled = np.array(p_values)[order] * np.arange(len(order), 0, -1)
+    adjusted = np.empty(len(order))
+    adjusted[order] = np.minimum(np.maximum.accumulate(scaled), 1.0)
+    return [float(f"{value:.12g}") for value in adjusted]
+
+
+def _chi_square(residual: Matrix, variance: Matrix) -> Test:
+    statistic = float(residual @ np.linalg.solve(variance, residual))
+    return Test(statistic, residual.size, float(chi2.sf(statistic, residual.size)))
+
+
+def _counts(held: Variables, variable: Categorical) -> Matrix:
+    """Return the counts of the categories of a variable, not negative."""
+    return held.rows * category_shares(held, variable.name)
+
+
+def _residual(held: Variables, a: Categorical, b: Categorical) -> Matrix:
+    """Return D, (k - 1, l - 1)."""
+    r, q = held.margin(a.name).values, held.margin(b.name).values
+    residual: Matrix = held.pair(a.name, b.name).values - np.outer(r, q) / held.rows
+    return residual
+
+
+def _pair_noise(held: Variables, a: Categorical, b: Categorical) -> Matrix:
+    """Return the covariance of the noise in D, in the order of its rows, to first order."""
+    r, q, both = held.margin(a.name), held.margin(b.name), held.pair(a.name, b.name)
+    outer, inner = (np.outer(each.values, each.values) / held.rows**2 for each in (r, q))
+    one, other = np.eye(a.size - 1), np.eye(b.size - 1)
+    noise = q.variance * np.kron(outer, other) + r.variance * np.kron(one, inner)
+    noise += held.rows_variance * np.kron(outer, inner)
+    return noise + both.variance * np.eye(len(noise))
+
+
+def _group_residual(held: Variables, number: Numeric, by: Categorical) -> tuple[Matrix, Matrix, float]:
+    """Return D of a number by category, the covariance of its noise, and the variance of the number."""
+    n, r, t = held.rows, held.margin(by.name), held.total(number.place)
+    x, mean = held.by_category(by.name, number.place), float(t.values[0]) / n
+    spread = max(float(held.square(number.place).values) / n - mean**2, 0.0)
+    noise = (x.variance + mean**2 * r.variance) * np.eye(by.size - 1)
+    noise += (t.variance + held.rows_variance * mean**2) * np.outer(r.values, r.values) / n**2
+    return x.values - mean * r.values, noise, spread
+
+
+def _covariance(held: Variables, a: Numeric, b: Numeric) -> tuple[float, tuple[float, float], float]:
+    """Return the covariance of two numbers, their variances, and the variance of its noise."""
+    n, totals = held.rows, [held.total(v.place) for v in (a, b)]
+    first, second = (float(total.values[0]) / n for total in totals)
+    product = held.product(a.place, b.place)
+    spreads = [max(float(held.square(v.place).values) / n - m**2, 0.0) for v, m in ((a, first), (b, second))]
+    variance = product.variance + second**2 * totals[0].variance + first**2 * totals[1].variance
+    variance = (variance + (first * second) ** 2 * held.rows_variance) / n**2
+    return float(product.values) / n - first * second, (spreads[0], spreads[1]), variance
+
+
+def _merging(counts: Matrix, least: float) -> Matrix:
+    """Return the map, (k, m) of 0 and 1, that merges the rarest categories until each has a count."""
+    order, k = np.argsort(counts, kind="stable"), counts.size
+    few = int((counts <= least).sum())
+    while 0 < few < k and counts[order[:few]].sum() <= least:
+        few += 1
+    merging = np.zeros((k, k - max(few - 1, 0)))
+    merging[order[:few], 0] = 1
+    for place, category in enumerate(order[few:]):
+        merging[category, place + (few > 0)] = 1
+    return merging
+
+
+def _without_noise(residual: Matrix, noise: Matrix, weights: Matrix) -> tuple[float, float]:
+    """Return the weighted sum of squares of exact residuals, and the standard deviation of its noise."""
+    weighted = noise * weights
+    square = float((weighted * weighted.T).sum())
+    share = float(weights @ residual**2) - float(np.trace(weighted))
+    across = float((weights * residual) @ noise @ (weights * residual)) - square
+    return share, math.sqrt(2 * square + 4 * max(across, 0.0))
+
+
+def _rooted(measure: str, square: float, deviation: float, merged: tuple[str, ...]) -> Strength:
+    low, value, high = (math.sqrt(min(1.0, max(0.0, square + step * NORMAL * deviation))) for step in (-1, 0, 1))
+    return Strength(measure, value, (low, high), merged)

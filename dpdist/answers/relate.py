@@ -1,0 +1,103 @@
+"""How two variables of a release relate: strength, a test where there is one, and all pairs in order of strength."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from dpdist.answers.association import (
+    Strength,
+    Test,
+    correlation_of,
+    cramers_v,
+    eta,
+    holm,
+    independence,
+    no_correlation,
+    same_means,
+)
+from dpdist.answers.bias import clipped_rows
+from dpdist.answers.variables import Variables
+from dpdist.core.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Relation:
+    """The association of two variables."""
+
+    first: str
+    second: str
+    strength: Strength | None  # None: below the noise
+    test: Test | None
+    no_test: str  # why there is none, as part of a sentence; empty if there is one
+    adjusted: float | None = None  # the p-value, adjusted for the number of tests that are shown together
+
+    def to_json(self) -> dict[str, object]:
+        """Return JSON values."""
+        strength, test = self.strength, self.test
+        return {
+            "variables": [self.first, self.second],
+            "measure": None if strength is None else strength.measure,
+            "strength": None if strength is None else strength.value,
+            "low": None if strength is None else strength.interval[0],
+            "high": None if strength is None else strength.interval[1],
+            "merged": [] if strength is None else list(strength.merged),
+            "p_value": None if test is None else test.p_value,
+            "adjusted_p_value": self.adjusted,
+            "no_test": self.no_test or None,
+        }
+
+
+def relation(held: Variables, first: str, second: str) -> Relation:
+    """Return the association of two different variables."""
+    first, second = held.named(first), held.named(second)
+    if first == second:
+        raise UsageError(f"{first!r} was named twice.")
+    a, b = held.categorical.get(first), held.categorical.get(second)
+    x, y = held.numeric.get(first), held.numeric.get(second)
+    no_test, test = _no_test(held, (first, second)), None
+    if a is not None and b is not None:
+        strength = cramers_v(held, a, b)
+        test = None if no_test else independence(held, a, b)
+    elif x is not None and y is not None:
+        strength = correlation_of(held, x, y)
+        test = None if no_test or strength is None else no_correlation(held, x, y)
+    else:
+        number, by = (x, b) if x is not None else (y, a)
+        if number is None or by is None:
+            raise AssertionError("a variable has categories or numbers")
+        strength = eta(held, number, by)
+        test = None if no_test or strength is None else same_means(held, number, by)
+    if strength is None:
+        test, no_test = None, "it is below the noise: nothing can be said"
+    return Relation(first, second, strength, test, no_test)
+
+
+def relations(held: Variables, name: str | None = None) -> list[Relation]:
+    """Return the associations of a variable with each other one, or of all pairs, the strongest first."""
+    pairs: Iterable[tuple[str, str]] = combinations(held.names, 2)
+    if name is not None:
+        name = held.named(name)
+        pairs = [(name, other) for other in held.names if other != name]
+    found = [relation(held, *pair) for pair in pairs]
+    tested = [each for each in found if each.test is not None]
+    adjusted = dict(zip(map(id, tested), holm([t.test.p_value for t in tested if t.test is not None]), strict=True))
+    found = [replace(each, adjusted=adjusted.get(id(each))) for each in found]
+    return sorted(found, key=lambda each: -1.0 if each.strength is None else -abs(each.strength.value) - 1.0)
+
+
+def _no_test(held: Variables, names: tuple[str, ...]) -> str:
+    """Return why there is no test of some variables, as part of a sentence; empty if there is one."""
+    release = held.release
+    if release.unit is not None and release.unit.max_rows != 1:
+        return f"rows of one {release.unit.column} are not independent"
+    filled = [name for name in names if name in held.numeric and held.numeric[name].filled]
+    filled += [name for name in names if name in held.categorical and held.categorical[name].limit]
+    if filled:
+        return f"missing values of {' and '.join(filled)} are replaced"
+    places = [held.numeric[name].place for name in names if name in held.numeric]
+    rows = clipped_rows(release, places) if places else None
+    if rows is not None and rows.longest is None and not rows.untouched:
+        return "numbers of some rows were clipped"
+    return ""

@@ -1,0 +1,297 @@
+"""The variables of a release with a schema, in coordinates that all tables, means by group and tests start from.
+
+Let U_i be an orthonormal basis of the complement of the vector of ones in R^k_i, for a variable of k_i categories with
+the weight w_i in the bounded rows. The released moment of the rows ``[w_i (e - 1/k_i) ..., x_q ..., c]``, with the
+constant c, is a change of coordinates of
+
+    n,    r_i = U_i' N_i,    R_ij = U_i' T_ij U_j,    t_q = sum x_q,    X_iq = U_i' (sums of x_q by category),
+
+with the counts N_i of the categories and the table T_ij. With noise of variance s² on the diagonal and s²/2 beside it,
+the estimates by generalised least squares are
+
+    n   = [c² M_cc + sum_i w_i² tr(P_i M_ii) / k_i] / D,    D = c^4 + sum_i w_i^4 (k_i - 1) / k_i²,    variance s²/D,
+    r_i = [2 c w_i U_i'M_ic + w_i² U_i' diag(P_i M_ii P_i)] / D_i,    D_i = 2 c² w_i² + w_i^4 (1 - 2/k_i),    s²/D_i,
+
+``R_ij = U_i'M_ij U_j / (w_i w_j)`` with the variance ``s² / (2 w_i² w_j²)``, ``t_q = M_qc / c`` and ``X_iq = U_i'M_iq /
+w_i`` with ``s² / (2 c²)`` and ``s² / (2 w_i²)``; P_i = U_i U_i'. They are unbiased, and uncorrelated with each other
+(normal noise: independent), as each is a function of other entries, or of orthogonal functionals of the same ones. A
+public n has no variance. A boolean is one column, ``w (N_1 - N_0) / sqrt(2)``: the coordinate of two categories.
+Categories about zero, by a release without a centre, have ``diag(M_ii)`` in place of ``diag(P M_ii P)``, and 1 in place
+of 1 - 2/k.
+
+Noise that is not invariant under rotations has the larger of its variances here, s² = max(on, 2 off), so that no
+interval is too narrow.
+
+*Rows that are dropped* count as the centre of the others, zero here, but in the constant: n is then that of complete
+rows, by the traces alone. *Variables that are not complete* are left out, and named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+from dpdist.answers.block import entry_noise, moment_of, require_noise_distribution, source_units
+from dpdist.core.errors import BelowNoiseError, DataError, UsageError
+from dpdist.core.naming import parameter
+from dpdist.core.release.artefact import Release
+from dpdist.core.rows.columns import Column
+from dpdist.core.text import listed
+
+Matrix = npt.NDArray[np.float64]
+_MOST_COLUMNS = 8192
+_CLOSE = 1e-9
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """A variable with a value of each row among k categories."""
+
+    name: str
+    categories: tuple[str, ...]  # k
+    places: tuple[int, ...]  # its columns in the release: k, or the one of a boolean
+    weight: float  # w, in units of the bounded rows
+    centred: bool  # whether its columns are about 1/k
+    limit: str = ""  # what the schema did to its values, as part of a sentence
+
+    @property
+    def size(self) -> int:
+        """The number of categories, k."""
+        return len(self.categories)
+
+    @property
+    def basis(self) -> Matrix:
+        """U, (k, k - 1)."""
+        return contrasts(self.size)
+
+    @property
+    def columns(self) -> Matrix:
+        """The map of its columns to coordinates, (columns, k - 1)."""
+        return np.ones((1, 1)) if len(self.places) == 1 else self.basis
+
+
+@dataclass(frozen=True)
+class Numeric:
+    """A variable whose values are numbers."""
+
+    name: str  # as the source has it, with its transform
+    place: int
+    shift: float  # shift + unit * x is in units of the source
+    unit: float
+    indicator: int | None = None  # column that is 1 where it is missing; the number is then the centre, x = 0
+    weight: float = 1.0  # of the indicator
+    filled: bool = False  # missing cells count as the centre, and are not counted
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Coordinates of one kind, with the variance of each."""
+
+    values: Matrix
+    variance: float
+
+
+@dataclass(frozen=True)
+class Variables:
+    """The variables of a release, and the estimates of their coordinates."""
+
+    release: Release
+    categorical: dict[str, Categorical]
+    numeric: dict[str, Numeric]
+    left_out: dict[str, str]  # the others, with the reason of each
+    rows: float  # n, or the number of complete rows
+    rows_variance: float  # of its noise
+    public: bool  # whether n is public
+    moment: Matrix = field(repr=False)  # (d, d), or (d + 1, d + 1) with the constant
+    constant: float  # c; 0 without
+    noise: float  # s²
+
+    def margin(self, name: str) -> Estimate:
+        """Return r of a variable, (k - 1,)."""
+        variable, c = self.categorical[name], self.constant
+        k, w, basis = variable.size, variable.weight, variable.basis
+        shrunk = 1 - 2 / k if variable.centred else 1.0
+        total = 2 * c * w * (variable.columns.T @ self._with_constant(variable.places)) if c else np.zeros(k - 1)
+        if len(variable.places) > 1:
+            block = self.moment[np.ix_(variable.places, variable.places)]
+            if variable.centred:
+                block = basis @ (basis.T @ block @ basis) @ basis.T
+            total = total + w**2 * (basis.T @ np.diagonal(block))
+        information = 2 * c**2 * w**2 + w**4 * shrunk
+        return Estimate(total / information, self.noise / information)
+
+    def pair(self, first: str, second: str) -> Estimate:
+        """Return R of two variables, (k - 1, l - 1)."""
+        a, b = self.categorical[first], self.categorical[second]
+        block = self.moment[np.ix_(a.places, b.places)]
+        values: Matrix = a.columns.T @ block @ b.columns / (a.weight * b.weight)
+        return Estimate(values, self.noise / 2 / (a.weight * b.weight) ** 2)
+
+    def total(self, place: int) -> Estimate:
+        """Return the sum of a column of numbers, in units of the bounded rows."""
+        if not self.constant:
+            raise UsageError(f"This release holds no sums of numbers. {_CURE}")
+        value = self._with_constant([place]) / self.constant
+        return Estimate(value, self.noise / 2 / self.constant**2)
+
+    def by_category(self, name: str, place: int) -> Estimate:
+        """Return X of a variable and a column of numbers, (k - 1,)."""
+        variable = self.categorical[name]
+        values: Matrix = variable.columns.T @ self.moment[list(variable.places), place] / variable.weight
+        return Estimate(values, self.noise / 2 / variable.weight**2)
+
+    def square(self, place: int) -> Estimate:
+        """Return the sum of squares of a column of numbers."""
+        return Estimate(self.moment[place, place], self.noise)
+
+    def product(self, first: int, second: int) -> Estimate:
+        """Return the sum of products of two columns of numbers."""
+        return Estimate(self.moment[first, second], self.noise / 2)
+
+    def _with_constant(self, places: Sequence[int]) -> Matrix:
+        return self.moment[list(places), -1]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all variables that answers can be about."""
+        return (*self.categorical, *self.numeric)
+
+    def named(self, name: str) -> str:
+        """Return the name of a variable; refuse an unknown one, or one that is left out, with the reason."""
+        if name in self.categorical or name in self.numeric:
+            return name
+        if name in self.left_out:
+            raise UsageError(f"No table or mean of {name!r} is held: {self.left_out[name]}.")
+        raise UsageError(f"There is no variable {name!r}. There are: {listed([*self.names, *self.left_out])}.")
+
+
+_CURE = (
+    f"Release with {parameter('centre', 'schema')}, the default of rows with categories, by a mechanism that can "
+    "release the mean."
+)
+
+
+@cache
+def contrasts(k: int) -> Matrix:
+    """Return an orthonormal basis of the complement of the vector of ones, (k, k - 1): Helmert's.
+
+    >>> contrasts(2).T.round(3)
+    array([[-0.707,  0.707]])
+    """
+    basis = np.zeros((k, k - 1))
+    for j in range(1, k):
+        basis[:j, j - 1] = -1.0
+        basis[j, j - 1] = j
+        basis[:, j - 1] /= np.sqrt(j * (j + 1))
+    return basis
+
+
+def variables(release: Release) -> Variables:
+    """Return the variables of a release, numbers without a schema; refuse noise of no known distribution."""
+    require_noise_distribution(release.mechanism, release.noise if release.subspace is None else None)
+    release.require_moment()
+    d, bound = release.bound.columns, release.bound
+    if d > _MOST_COLUMNS:
+        raise DataError(f"Tables are of at most {_MOST_COLUMNS} columns, not {d}.")
+    c, unit = bound.constant * bound.unit, bound.unit**2
+    exact = release.exact_count is not None
+    noise = entry_noise(release, None)
+    moment = moment_of(release, np.arange(d))
+    moment[np.diag_indices(d)] -= release.noise.mean_diagonal * unit
+    if c and release.row_sum is not None and release.row_count is not None:
+        sums = c * release.row_sum
+        corner = np.array([[c**2 * release.row_count]])
+        moment = np.block([[moment, sums[:, None]], [sums[None], corner]])
+    categorical, numeric, left_out = _described(release)
+    rows, rows_variance = _rows(release, categorical.values(), moment, c, max(noise.on, 2 * noise.off))
+    if rows <= 0:
+        raise BelowNoiseError("The estimate of the number of rows is not positive: the data are below the noise.")
+    public = exact and not (release.schema is not None and release.schema.dropping)
+    return Variables(
+        release, categorical, numeric, left_out, rows, rows_variance, public, moment, c, max(noise.on, 2 * noise.off)
+    )
+
+
+def _rows(
+    release: Release, categorical: Iterable[Categorical], moment: Matrix, c: float, noise: float
+) -> tuple[float, float]:
+    """Return n with its variance: public, or by all traces and the corner; of complete rows by the traces alone."""
+    dropping = release.schema is not None and bool(release.schema.dropping)
+    if release.exact_count is not None and not dropping:
+        return float(release.exact_count), 0.0
+    total, information = (0.0, 0.0) if dropping or not c else (c**2 * float(moment[-1, -1]), c**4)
+    for variable in categorical:
+        k, w, places = variable.size, variable.weight, variable.places
+        block = variable.columns.T @ moment[np.ix_(places, places)] @ variable.columns
+        total += w**2 * float(np.trace(block)) / k
+        information += w**4 * (k - 1) / k**2
+    if not information:
+        raise UsageError(f"This release holds no number of rows. {_CURE}")
+    return total / information, noise / information
+
+
+def _described(release: Release) -> tuple[dict[str, Categorical], dict[str, Numeric], dict[str, str]]:
+    """Return the variables of the schema of a release by name: categories, numbers, and reasons to leave one out."""
+    categorical, numeric, left_out = dict[str, Categorical](), dict[str, Numeric](), dict[str, str]()
+    index = {name: place for place, name in enumerate(release.names)}
+    unseen = {*release.blindly_scaled[0], *release.blindly_scaled[1]}
+    shifts, units = source_units(release)
+    if release.schema is None:
+        names = [name for name in release.names if name not in unseen]
+        numeric = {n: Numeric(n, index[n], float(shifts[index[n]]), float(units[index[n]])) for n in names}
+        return {}, numeric, dict.fromkeys(sorted(unseen), "the private scale did not see it")
+    for column in release.schema.columns:
+        if not column.stored:
+            continue
+        places = [index.get(name) for name in column.features]
+        if None in places:
+            left_out[column.name] = "the rows were made without some of its columns"
+        elif column.whole:
+            found = _category(release, column, [place for place in places if place is not None])
+            if isinstance(found, str):
+                left_out[column.name] = found
+            else:
+                categorical[column.name] = found
+        elif column.value_name in unseen:
+            left_out[column.name] = "the private scale did not see it"
+        else:
+            place = index[column.value_name]
+            numeric[column.name] = Numeric(
+                column.name, place, float(shifts[place]), float(units[place]),
+                index[f"{column.name}=missing"] if column.missing == "pairwise" else None,
+                float(column.weight or 1), column.missing in {"centre", "fill", "indicator"},
+            )  # fmt: skip
+    return categorical, numeric, left_out
+
+
+def _category(release: Release, column: Column, places: Sequence[int]) -> Categorical | str:
+    """Return a categorical variable, or the reason that a release holds no tables of it."""
+    centre, scale = release.bound.input_units
+    limit = f"with missing values of {column.name} at a public one" if column.missing == "fill" else ""
+    if not column.one_hot:
+        return _boolean(release, column, places, limit)
+    weights = float(column.weight or 1) / scale[list(places)]
+    shifts = centre[list(places)] / scale[list(places)]
+    about = [bool(np.allclose(shifts, weights * share, rtol=_CLOSE, atol=0)) for share in (1 / len(places), 0.0)]
+    if not np.allclose(weights, weights[0], rtol=_CLOSE) or not any(about):
+        return f"its columns are about a centre of their own. {_CURE}"
+    prefix = len(column.name) + 1
+    names = tuple(feature[prefix:] for feature in column.features)
+    return Categorical(column.name, names, tuple(places), float(weights[0]), about[0], limit)
+
+
+def _boolean(release: Release, column: Column, places: Sequence[int], limit: str) -> Categorical | str:
+    if column.indicated:
+        return "a boolean with missing values is no table: make it a category"
+    if release.schema is None:
+        raise AssertionError("a described release has a schema")
+    low, high, shift, factor = release.schema.affine(column)
+    centre, scale = (values[places[0]] for values in release.bound.input_units)
+    ends = [((value - shift) * factor - centre) / scale for value in (low, high)]
+    if not np.isclose(ends[0], -ends[1], rtol=_CLOSE):
+        return f"its values are not about their middle. {_CURE}"
+    return Categorical(column.name, ("no", "yes"), tuple(places), float(np.sqrt(2) * ends[1]), True, limit)

@@ -1,0 +1,141 @@
+"""The command relate: tables, means by group and associations of a release, free."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from dpdist.answers.bias import clipped_rows
+from dpdist.answers.crosstab import Counts, Crosstab, counts, crosstab
+from dpdist.answers.group_means import GroupMeans, group_means
+from dpdist.answers.relate import Relation, relation, relations
+from dpdist.answers.variables import Variables, variables
+from dpdist.cli.options import STORE, json_option
+from dpdist.cli.output import answer
+from dpdist.cli.tables import KINDS, kind_of, write_table
+from dpdist.core.errors import UsageError
+from dpdist.core.privacy.checks import cautions_message
+from dpdist.core.release.artefact import open_release
+from dpdist.core.storage.store import AnyStore
+from dpdist.core.text import counted, wrapped
+from dpdist.report.pairs import (
+    PERCENT,
+    about_variables,
+    counts_text,
+    means_text,
+    relation_text,
+    relations_text,
+    table_text,
+)
+
+
+@click.command()
+@click.argument("release", type=STORE)
+@click.argument("first", metavar="[A]", required=False)
+@click.argument("second", metavar="[B]", required=False)
+@click.option("--percent", type=click.Choice(PERCENT), help="Percent of rows of a table, of its columns, or of all.")
+@click.option("--table", "out", type=STORE, help="Also write all numbers with intervals to this .csv or .parquet file.")
+@json_option
+def relate(
+    release: AnyStore, first: str | None, second: str | None, percent: str | None, out: AnyStore | None, as_json: bool
+) -> None:
+    """Show how variables A and B of RELEASE relate. Free.
+
+    Two categories: their table, with percent if asked for. A number and a category: the means by group. Two numbers:
+    their correlation. With A alone: its counts, and its association with each other variable, the strongest first. With
+    neither: the associations of all pairs. Tables and means need a release with a schema.
+    """
+    if out is not None:
+        kind_of(out, KINDS)
+    opened = open_release(release)
+    held = variables(opened)
+    if percent is not None and not (first in held.categorical and second in held.categorical):
+        raise UsageError("--percent is for the table of two variables with categories.")
+    found: dict[str, Any]
+    if first is None:
+        found, body = _of_pairs(relations(held), None)
+    elif second is None:
+        found, body = _of_pairs(relations(held, first), held.named(first))
+        if first in held.categorical:
+            own = counts(held, first)
+            found, body = {**found, "counts": _counts_json(own)}, f"{counts_text(own)}\n\n{body}"
+    else:
+        found, body = _of_two(held, relation(held, first, second), percent)
+    if out is not None:
+        write_table(out, _columns_of(found), opened, "table")
+    lengths = clipped_rows(opened)
+    remark = f"{'' if held.public else 'About '}{counted(round(held.rows), 'row')}: {lengths.describe()}."
+    remarks = (remark, lengths.warning(), about_variables(held), cautions_message(opened.cautions).strip())
+    value = {
+        "release": str(release), "status": opened.status, "rows": held.rows, "cautions": list(opened.cautions),
+        "unit": None if opened.unit is None else opened.unit.to_json(), "left_out": held.left_out, **found,
+    }  # fmt: skip
+    mark = "" if opened.status == "private" else f"{opened.status.upper()}: do not publish it.\n"
+    answer(as_json, value, f"{mark}{body}\n{wrapped(' '.join(filter(None, remarks)))}")
+
+
+def _of_pairs(found: list[Relation], name: str | None) -> tuple[dict[str, Any], str]:
+    if not found:
+        raise UsageError("A release of one variable has no pairs.")
+    return {"associations": [each.to_json() for each in found]}, relations_text(found, name)
+
+
+def _of_two(held: Variables, found: Relation, percent: str | None) -> tuple[dict[str, Any], str]:
+    """Return the answer about two variables, as JSON values and as text."""
+    value: dict[str, Any] = {"association": found.to_json()}
+    sentence = wrapped(relation_text(found))
+    if found.first in held.categorical and found.second in held.categorical:
+        table = crosstab(held, found.first, found.second)
+        return {**value, "table": _table_json(table)}, f"{table_text(table, percent)}\n{sentence}"
+    if found.first in held.numeric and found.second in held.numeric:
+        return value, sentence
+    number, by = (found.first, found.second) if found.first in held.numeric else (found.second, found.first)
+    means = group_means(held, number, by)
+    return {**value, "means": _means_json(means)}, f"{means_text(means)}\n{sentence}"
+
+
+def _counts_json(found: Counts) -> list[dict[str, Any]]:
+    return [
+        {
+            found.variable.name: name, "rows": float(found.estimates[i]), "low": float(found.intervals[i, 0]),
+            "high": float(found.intervals[i, 1]), "share": float(found.shares.estimates[i]),
+        }
+        for i, name in enumerate(found.variable.categories)
+    ]  # fmt: skip
+
+
+def _table_json(found: Crosstab) -> list[dict[str, Any]]:
+    return [
+        {
+            found.rows.name: row, found.columns.name: column, "rows": float(found.estimates[i, j]),
+            "low": float(found.intervals[i, j, 0]), "high": float(found.intervals[i, j, 1]),
+            "shrunk": float(found.shrunk[i, j]), "of_row": _finite(found.of_rows.estimates[i, j]),
+            "of_column": _finite(found.of_columns.estimates[i, j]), "of_all": _finite(found.of_all.estimates[i, j]),
+        }
+        for i, row in enumerate(found.rows.categories)
+        for j, column in enumerate(found.columns.categories)
+    ]  # fmt: skip
+
+
+def _means_json(found: GroupMeans) -> list[dict[str, Any]]:
+    return [
+        {
+            found.variable.name: name, "rows": float(found.counts[i]), "mean": _finite(found.means.estimates[i]),
+            "low": _finite(found.means.intervals[i, 0]), "high": _finite(found.means.intervals[i, 1]),
+        }
+        for i, name in enumerate(found.variable.categories)
+    ]  # fmt: skip
+
+
+def _finite(value: Any) -> float | None:
+    number = float(value)
+    return number if abs(number) < float("inf") else None
+
+
+def _columns_of(found: dict[str, Any]) -> dict[str, list[object]]:
+    """Return the rows of an answer as columns."""
+    rows = next((found[key] for key in ("table", "means", "counts", "associations") if key in found), None)
+    rows = [found["association"]] if rows is None else rows
+    flat = [{**row, **{k: ", ".join(v) for k, v in row.items() if isinstance(v, list)}} for row in rows]
+    return {name: [row[name] for row in flat] for name in flat[0]}

@@ -1,0 +1,194 @@
+"""Tables, means by group and associations of a release as text for a terminal."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from dpdist.answers.association import Strength
+from dpdist.answers.crosstab import Counts, Crosstab
+from dpdist.answers.group_means import GroupMeans
+from dpdist.answers.ratios import Ratios
+from dpdist.answers.relate import Relation
+from dpdist.answers.variables import Variables
+from dpdist.core.naming import step
+from dpdist.core.text import counted, listed, wrapped
+from dpdist.report.text import aligned
+
+Matrix = npt.NDArray[np.float64]
+_SHOWN = 25
+PERCENT = ("rows", "columns", "all")
+_MEASURES = {
+    "Cramér's V": "Strength (Cramér's V, 0 to 1)", "eta": "Strength (eta, 0 to 1)", "r": "Correlation",
+}  # fmt: skip
+
+
+def counts_text(found: Counts) -> str:
+    """Return the counts and shares of the categories of a variable."""
+    order = np.argsort(-found.estimates, kind="stable")[:_SHOWN]
+    rows = [(found.variable.name, "rows", "between", "percent", "between")]
+    for i in order:
+        low, high = found.intervals[i]
+        share = found.shares
+        rows.append(
+            (
+                found.variable.categories[i], _number(found.estimates[i]), f"{_number(low)} .. {_number(high)}",
+                _percent(share.estimates[i]), _ends(share.intervals[i]),
+            )
+        )  # fmt: skip
+    hidden = found.variable.size - len(order)
+    return "\n".join([*aligned(rows), *_more(hidden, "category")])
+
+
+def table_text(found: Crosstab, percent: str | None) -> str:
+    """Return a table: counts, or percent of its rows, its columns or all of it."""
+    names = found.rows.categories, found.columns.categories
+    if percent is None:
+        values, ends = found.estimates, found.intervals
+        cells = [[_number(value) for value in row] for row in values]
+        error = f"Each count is within {math.ceil(1.96 * found.deviation)} of that of the rows"
+    else:
+        ratios = {"rows": found.of_rows, "columns": found.of_columns, "all": found.of_all}[percent]
+        values, ends = ratios.estimates, ratios.intervals
+        cells = [[_percent(value) for value in row] for row in values]
+        error = _largest_error(ratios)
+    what = "rows" if percent is None else f"percent of {'all rows' if percent == 'all' else f'its {percent}'}"
+    title = wrapped(f"{found.rows.name} by {found.columns.name}, {what}:")
+    matrix = [("", *map(_short, names[1]))]
+    matrix += [(_short(name), *row) for name, row in zip(names[0], cells, strict=True)]
+    lines = aligned(matrix)
+    if max(map(len, lines)) > shutil.get_terminal_size().columns:
+        lines, error = _largest(found, values, ends, percent), ""
+    parts = [title, *lines, *([wrapped(f"{error}, in 19 of 20 releases.")] if error else [])]
+    if found.drowned and percent is None:
+        parts.append(_shrunk_text(found))
+    return "\n".join(parts)
+
+
+def means_text(found: GroupMeans) -> str:
+    """Return the means of a number by category."""
+    rows = [(found.variable.name, "rows", f"mean {found.number.name}", "between")]
+    order = np.argsort(-found.counts, kind="stable")[:_SHOWN]
+    for i in order:
+        low, high = found.means.intervals[i]
+        known = math.isfinite(low) and math.isfinite(high)
+        mean, *between = _alike(found.means.estimates[i], low, high) if known else ["unknown: too few rows"]
+        rows.append((found.variable.categories[i], _number(found.counts[i]), mean, " .. ".join(between)))
+    return "\n".join([*aligned(rows), *_more(found.variable.size - len(order), "category")])
+
+
+def relation_text(found: Relation) -> str:
+    """Return the strength of an association, and its test, in a sentence or two."""
+    if found.strength is None:
+        return f"Association: {found.no_test}."
+    merged = ""
+    if found.strength.merged:
+        merged = f", with small categories of {listed(found.strength.merged)} merged"
+    text = f"{_MEASURES[found.strength.measure]}: {strength_text(found.strength)}{merged}."
+    if found.test is None:
+        return f"{text} No test: {found.no_test}."
+    p = p_text(found.test.p_value)
+    return f"{text} Test of independence, for rows that are a sample: p {'' if p.startswith('<') else '= '}{p}."
+
+
+def relations_text(found: Sequence[Relation], name: str | None) -> str:
+    """Return associations in order, the strongest first."""
+    rows = [("" if name is None else f"{name} and", "strength", "between", "", "p, adjusted")]
+    for each in found[:_SHOWN]:
+        label = each.second if name is not None else f"{each.first}, {each.second}"
+        if each.strength is None:
+            rows.append((label, "-", "", "", "below the noise"))
+            continue
+        low, high = each.strength.interval
+        p = "-" if each.adjusted is None else p_text(each.adjusted)
+        rows.append((label, f"{each.strength.value:.2f}", f"{low:.2f} .. {high:.2f}", each.strength.measure, p))
+    reasons = {each.no_test for each in found if each.no_test and each.strength is not None}
+    tests = sum(each.test is not None for each in found)
+    parts = [*aligned(rows), *_more(len(found) - len(rows) + 1, "pair")]
+    if tests:
+        parts.append(wrapped(f"p-values are adjusted for {counted(tests, 'test')} (Holm), for rows that are a sample."))
+    parts += [wrapped(f"No test (-): {reason}.") for reason in sorted(reasons)]
+    return "\n".join(parts)
+
+
+def about_variables(held: Variables) -> str:
+    """Return what answers are about, and the variables that have none."""
+    text = " ".join(f"Left out: {name}, as {reason}." for name, reason in held.left_out.items())
+    if held.release.schema is None:
+        text += f" Tables and means by group take a schema: {step('schema', 'SOURCE', 'SCHEMA')} drafts one."
+    limits = [v.limit for v in held.categorical.values() if v.limit]
+    return " ".join(filter(None, (text, f"{'; '.join(limits).capitalize()}." if limits else "")))
+
+
+def strength_text(strength: Strength) -> str:
+    """Return a strength with its interval."""
+    low, high = strength.interval
+    return f"{strength.value:.2f} ({low:.2f} .. {high:.2f})"
+
+
+def p_text(value: float) -> str:
+    """Return a p-value.
+
+    >>> p_text(0.0421), p_text(1e-9)
+    ('0.042', '< 0.0001')
+    """
+    return "< 0.0001" if value < 1e-4 else f"{value:.2g}"
+
+
+def _largest(found: Crosstab, values: Matrix, ends: Matrix, percent: str | None) -> list[str]:
+    order = np.argsort(-np.nan_to_num(values, nan=-1.0), axis=None, kind="stable")[:_SHOWN]
+    rows = [(found.rows.name, found.columns.name, "rows" if percent is None else "percent", "between")]
+    for i, j in zip(*np.unravel_index(order, values.shape), strict=True):
+        shown = _number(values[i, j]) if percent is None else _percent(values[i, j])
+        low, high = ends[i, j]
+        between = f"{_number(low)} .. {_number(high)}" if percent is None else _ends(ends[i, j])
+        rows.append((found.rows.categories[i], found.columns.categories[j], shown, between))
+    return [*aligned(rows), *_more(values.size - len(order), "cell")]
+
+
+def _shrunk_text(found: Crosstab) -> str:
+    shown = [("", *map(_short, found.columns.categories))]
+    shown += [(_short(name), *map(_number, row)) for name, row in zip(found.rows.categories, found.shrunk, strict=True)]
+    lines = aligned(shown)
+    text = "No association is seen in this noise. Shrunk towards independence, and in general closer:"
+    return "\n".join([wrapped(text), *(lines if max(map(len, lines)) <= shutil.get_terminal_size().columns else [])])
+
+
+def _largest_error(ratios: Ratios) -> str:
+    reach = np.abs(ratios.intervals - ratios.estimates[..., None])
+    known = np.isfinite(reach).all(axis=-1)
+    if not known.any():
+        return ""
+    return f"Each share is within {100 * float(reach[known].max()):.2g} percentage points of that of the rows"
+
+
+def _more(hidden: int, noun: str) -> list[str]:
+    return [wrapped(f"{counted(hidden, noun)} more: --table writes all.")] if hidden > 0 else []
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 0.5 else "0"
+
+
+def _percent(share: float) -> str:
+    return "-" if math.isnan(share) else f"{100 * share:.1f}"
+
+
+def _alike(*values: float) -> list[str]:
+    """Return numbers with the decimals that their differences show."""
+    spread = max(values) - min(values)
+    decimals = max(0, 1 - math.floor(math.log10(spread))) if spread > 0 else 3
+    return [f"{value:.{min(decimals, 12)}f}" for value in values]
+
+
+def _ends(ends: Matrix) -> str:
+    low, high = (100 * min(1.0, max(0.0, float(end))) for end in ends)
+    return f"{low:.1f} .. {high:.1f}"
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 16 else f"{name[:13]}..."

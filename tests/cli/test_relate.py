@@ -1,0 +1,116 @@
+"""dpdist relate: tables, means by group and associations, as text, JSON and files."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from support.cli_scene import Call
+
+SCHEMA = """\
+scale = "range"
+
+[[column]]
+name = "region"
+kind = "category"
+categories = ["north", "south", "east"]
+
+[[column]]
+name = "premium"
+kind = "boolean"
+
+[[column]]
+name = "income"
+kind = "number"
+range = [0, 100]
+
+[[column]]
+name = "age"
+kind = "integer"
+range = [18, 98]
+"""
+ASKED = ("--epsilon", "4", "--delta", "1e-6", "--clip", "schema")
+
+
+@pytest.fixture
+def frame(apart: Path, call: Call) -> pd.DataFrame:
+    assert apart.is_dir()
+    random = np.random.default_rng(1)
+    region = random.choice(["north", "south", "east"], 6000, p=[0.5, 0.3, 0.2])
+    premium = random.random(6000) < np.where(region == "north", 0.6, 0.2)
+    table = pd.DataFrame(
+        {
+            "region": region, "premium": np.where(premium, "yes", "no"),
+            "income": np.clip(random.normal(40 + 15 * premium, 12), 0, 100).round(1),
+            "age": np.clip(random.normal(50, 12, 6000), 18, 98).round(),
+        }
+    )  # fmt: skip
+    table.to_csv("t.csv", index=False)
+    Path("s.toml").write_text(SCHEMA)
+    assert call("release", "t.csv", "r.zarr", "--schema", "s.toml", *ASKED).code == 0
+    return table
+
+
+def test_questions_about_pairs_are_answered_from_one_release(frame: pd.DataFrame, call: Call) -> None:
+    said = call("relate", "r.zarr", "premium", "region")
+    assert said.code == 0
+    lines = said.out.splitlines()
+    assert lines[1].split() == ["north", "south", "east"]
+    exact = pd.crosstab(frame["premium"], frame["region"])[["north", "south", "east"]].to_numpy()
+    shown = np.array([[int(cell) for cell in line.split()[1:]] for line in lines[2:4]])
+    reach = int(lines[4].split("within ")[1].split()[0])
+    assert np.abs(shown - exact).max() <= 3 * reach
+    assert "Strength (Cramér's V, 0 to 1): 0." in said.out
+    assert "p < 0.0001" in said.out
+    percent = call("relate", "r.zarr", "premium", "region", "--percent", "columns")
+    assert "percent of its columns" in percent.out
+    assert abs(float(percent.out.splitlines()[3].split()[1]) - 100 * exact[1, 0] / exact[:, 0].sum()) < 2
+    means = call("relate", "r.zarr", "region", "income")
+    assert abs(float(means.out.splitlines()[1].split()[2]) - frame[frame["region"] == "north"]["income"].mean()) < 1
+    pair = call("relate", "r.zarr", "age", "income")
+    assert pair.out.startswith("Correlation: ")
+    one = call("relate", "r.zarr", "premium")
+    ordered = [line.split()[0] for line in one.out.splitlines()[5:8]]
+    assert ordered[:2] in (["region", "income"], ["income", "region"])
+    assert "adjusted for 3 tests (Holm)" in one.out
+    assert "adjusted for 6 tests (Holm)" in call("relate", "r.zarr").out
+    for text in (said.out, one.out, means.out, percent.out):
+        assert max(map(len, text.splitlines())) <= 80
+
+
+def test_json_and_files_have_all_numbers(frame: pd.DataFrame, call: Call) -> None:
+    value = json.loads(call("relate", "r.zarr", "premium", "region", "--table", "t1.csv", "--json").out)
+    assert value["rows"] == len(frame)
+    assert {"rows", "low", "high", "shrunk", "of_row", "of_column", "of_all"} <= value["table"][0].keys()
+    assert value["association"]["p_value"] < 1e-4
+    with Path("t1.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["region"] for row in rows[:3]] == ["north", "south", "east"]
+    assert float(rows[0]["rows"]) == value["table"][0]["rows"]
+    for number, names in enumerate((["income", "region"], ["premium"], ["age"], [], ["age", "income"])):
+        assert call("relate", "r.zarr", *names, "--table", f"t{number}.parquet").code == 0
+        assert len(pd.read_parquet(f"t{number}.parquet")) == (3, 2, 3, 6, 1)[number]
+
+
+def test_what_is_not_held_is_said(frame: pd.DataFrame, call: Call) -> None:
+    assert "There are: region, premium, income, age" in call("relate", "r.zarr", "nobody").message
+    assert "--percent is for the table of two" in call("relate", "r.zarr", "age", "income", "--percent", "all").message
+    frame[["income", "age"]].to_csv("n.csv", index=False)
+    assert call("release", "n.csv", "n.release.zarr", *ASKED[:4]).code == 0
+    said = call("relate", "n.release.zarr", "income", "age")
+    assert said.code == 0
+    assert "No test: missing values of income and age are replaced" in " ".join(said.out.split())
+    budget = ("--budget-epsilon", "9", "--budget-delta", "1e-5")
+    frame[["income", "age"]].assign(other=1.5).to_parquet("m.parquet")
+    assert call("ingest", "m.parquet", "rows.zarr", *budget).code == 0
+    assert call("release", "rows.zarr", "p.zarr", *ASKED[:4], "--clip", "150", "--centre", "private").code == 0
+    said = call("relate", "p.zarr", "age", "income")
+    assert said.out.startswith("Correlation: ")
+    assert "dpdist schema SOURCE SCHEMA drafts one" in " ".join(said.out.split())
+    assert "There are: income, age, other" in call("relate", "p.zarr", "region").message
+    assert call("release", "rows.zarr", "q.zarr", *ASKED[:4], "--clip", "150").code == 0
+    assert "holds no sums of numbers" in " ".join(call("relate", "q.zarr").message.split())
