@@ -21,6 +21,9 @@ from dpdist.answers.bias import clipped_rows
 from dpdist.answers.variables import Variables
 from dpdist.core.errors import UsageError
 
+PERCENT = ("rows", "columns", "all")
+"""What a table may be in percent of."""
+
 
 @dataclass(frozen=True)
 class Relation:

@@ -9,7 +9,7 @@ import click
 from dpdist.answers.bias import clipped_rows
 from dpdist.answers.crosstab import Counts, Crosstab, counts, crosstab
 from dpdist.answers.group_means import GroupMeans, group_means
-from dpdist.answers.relate import Relation, relation, relations
+from dpdist.answers.relate import PERCENT, Relation, relation, relations
 from dpdist.answers.variables import Variables, variables
 from dpdist.cli.options import STORE, json_option
 from dpdist.cli.output import answer
@@ -20,7 +20,6 @@ from dpdist.core.release.artefact import open_release
 from dpdist.core.storage.store import AnyStore
 from dpdist.core.text import counted, wrapped
 from dpdist.report.pairs import (
-    PERCENT,
     about_variables,
     counts_text,
     means_text,

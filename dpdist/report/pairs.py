@@ -21,7 +21,6 @@ from dpdist.report.text import aligned
 
 Matrix = npt.NDArray[np.float64]
 _SHOWN = 25
-PERCENT = ("rows", "columns", "all")
 _MEASURES = {
     "Cramér's V": "Strength (Cramér's V, 0 to 1)", "eta": "Strength (eta, 0 to 1)", "r": "Correlation",
 }  # fmt: skip

@@ -238,3 +238,26 @@ def test_there_is_no_test_where_its_law_does_not_hold() -> None:
     ):  # fmt: skip
         with pytest.raises(UsageError, match=words):
             relation(found, first, second)
+
+
+def test_a_release_answers_in_frames() -> None:
+    frame = table(8)
+    release = next(assemble_drawn(request("1000000"), SCHEMA, frame))
+    crossed = release.crosstab("region", "premium")
+    expected = pd.crosstab(frame["region"].replace("far", "other"), frame["premium"]).reindex(REGIONS).to_numpy()
+    assert np.abs(crossed.xs("value", axis=1, level=1).to_numpy() - expected).max() < 0.2
+    assert (list(crossed.index), crossed.index.name, crossed.columns.names) == (REGIONS, "region", ["premium", None])
+    percent = release.crosstab("region", "premium", "rows").xs("value", axis=1, level=1)
+    assert np.abs(percent.sum(axis=1) - 100).max() < 1e-2
+    means = release.group_means("income", "region")
+    assert abs(means.loc["north", "mean"] - frame[frame["region"] == "north"]["income"].mean()) < 1e-2
+    assert (means["low"] <= means["mean"]).all()
+    related = release.relate("premium")
+    assert set(related.index.get_level_values("second")) == {"region", "plan", "income", "age"}
+    assert (related["strength"].diff().dropna() <= 0).all()
+    assert len(release.relate()) == 10
+    assert len(release.relate("income", "age")) == 1
+    assert release.counts("plan")["share"].sum() == pytest.approx(1)
+    assert related.attrs["rows"] == N
+    with pytest.raises(UsageError, match="percent must be None or one of"):
+        release.crosstab("region", "premium", "cells")

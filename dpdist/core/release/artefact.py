@@ -35,6 +35,7 @@ from dpdist.core.naming import step
 from dpdist.core.privacy.checks import cautions
 from dpdist.core.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
 from dpdist.core.release.attributes import Attributes, Coverage, Stage
+from dpdist.core.release.questions import Questions
 from dpdist.core.rows.bounding import RowBound, require_unbiased
 from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.units import Unit
@@ -160,7 +161,7 @@ class Heading:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Release(Heading):
+class Release(Heading, Questions):
     """A private second moment, or subspace, and all that is publicly known about it.
 
     :func:`dpdist.open_release` and the estimators make it; everything in it is public.

@@ -1,0 +1,106 @@
+"""Questions that a release answers by itself: methods whose answers are post-processing, found when they are asked."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_FRAMES = "dpdist.answers.frames"
+"""Named and not imported: the core does not depend on answers."""
+
+
+class Questions:
+    """Tables, means by group and associations of a release as DataFrames, free of charge."""
+
+    def relate(self, first: str | None = None, second: str | None = None) -> pd.DataFrame:
+        """Return how strongly variables are associated, with a test where its law holds.
+
+        Parameters
+        ----------
+        first, second : str, default None
+            Names of variables. Both: this pair. One: this variable with each other one. None: all pairs.
+
+        Returns
+        -------
+        pandas.DataFrame
+            One row per pair, the strongest first, with ``measure`` (Cramér's V, eta or r), ``strength`` with the ends
+            ``low`` and ``high`` of its 95 % interval, ``p_value``, ``adjusted_p_value`` (Holm, for the tests of this
+            frame), and ``no_test``, the reason if there is none. ``attrs`` has the number of rows, and what they are.
+
+        Raises
+        ------
+        UsageError
+            If there is no such variable, or pandas is not installed.
+
+        See Also
+        --------
+        crosstab, group_means : The tables and means behind it.
+
+        References
+        ----------
+        The laws are in :mod:`dpdist.answers.association`.
+        """
+        return self._frame("relate", first, second)
+
+    def counts(self, name: str) -> pd.DataFrame:
+        """Return how many rows have each category of a variable.
+
+        Parameters
+        ----------
+        name : str
+            A variable with categories, or a boolean.
+
+        Returns
+        -------
+        pandas.DataFrame
+            One row per category, with ``count`` (unbiased, may be negative), ``low``, ``high``, and ``share`` with
+            ``share_low`` and ``share_high``: ends of 95 % intervals, with respect to the noise.
+        """
+        return self._frame("counts", name)
+
+    def crosstab(self, rows: str, columns: str, percent: str | None = None) -> pd.DataFrame:
+        """Return the table of two variables with categories.
+
+        Parameters
+        ----------
+        rows, columns : str
+            The variables.
+        percent : {"rows", "columns", "all"}, default None
+            Percent of each row, of each column, or of all. None: counts.
+
+        Returns
+        -------
+        pandas.DataFrame
+            One row per category of `rows`; for each category of `columns` the columns ``value``, ``low`` and ``high``:
+            unbiased, with the ends of its 95 % interval. Of counts also ``shrunk``, which is closer in general.
+
+        See Also
+        --------
+        relate : Strength and test of the association.
+        """
+        return self._frame("crosstab", rows, columns, percent)
+
+    def group_means(self, number: str, by: str) -> pd.DataFrame:
+        """Return the means of a number by the categories of a variable.
+
+        Parameters
+        ----------
+        number : str
+            The number.
+        by : str
+            A variable with categories.
+
+        Returns
+        -------
+        pandas.DataFrame
+            One row per category, with ``count``, ``mean`` in units of the source, and ``low`` and ``high``, the ends of
+            its 95 % interval (Fieller). They are NaN and infinite where the count is within the noise.
+        """
+        return self._frame("group_means", number, by)
+
+    def _frame(self, name: str, *arguments: object) -> pd.DataFrame:
+        answer: pd.DataFrame = getattr(import_module(_FRAMES), name)(self, *arguments)
+        return answer
