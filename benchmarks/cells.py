@@ -192,6 +192,12 @@ def measured(codes: Codes, neighbours: str, draws: int, folder: Path) -> dict[st
     }  # fmt: skip
 
 
+_HEADS = (
+    "", "rows", "tables", "cells", "constant", "measured", "stated", "shrunk", "one-hot", "coverage", "of shares",
+    "size", "C", "C/2", "C/4", "C/8",
+)  # fmt: skip
+
+
 def text_of(found: dict[str, Any]) -> str:
     """Return the results as a page."""
     lines = [
@@ -199,8 +205,7 @@ def text_of(found: dict[str, Any]) -> str:
         "",
         f"Epsilon 1, delta 1e-6, `gaussian`, {found['draws']} draws; root mean squared error of a cell, in rows.",
         "",
-        "| | rows | tables | cells | constant | measured | stated | shrunk | one-hot | coverage | of shares | size | C "
-        + "| C/2 | C/4 | C/8 |",
+        f"| {' | '.join(_HEADS)} |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, one in found["tables"].items():

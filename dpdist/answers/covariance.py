@@ -48,6 +48,7 @@ from dpdist.answers.block import (
 )
 from dpdist.answers.components import AboutMean, about_mean
 from dpdist.answers.correlation import ABOVE, drowned, evidence_of, require_centre
+from dpdist.answers.feasible import feasible_covariance
 from dpdist.answers.noise_edge import law_of
 from dpdist.answers.pairwise import completed, pairwise
 from dpdist.answers.shrinkage import Shrinkage, optimal, within_trace
@@ -175,6 +176,8 @@ def covariance(
     if shrinkage is Shrinkage.OPTIMAL and law is not None:
         matrix = optimal(released, law)
         distance = None if errors is None else _distance(released, matrix, errors)
+    elif shrinkage is Shrinkage.FEASIBLE:
+        matrix = feasible_covariance(release)[np.ix_(columns, columns)]
     elif shrinkage is Shrinkage.TRACE:
         matrix = within_trace(released, release.bound.shortened_norm**2)
     centre, scale = release.bound.input_units if units is None else units

@@ -45,6 +45,7 @@ class Shrinkage(enum.StrEnum):
     """Corrections of a released matrix."""
 
     OPTIMAL = "optimal"
+    FEASIBLE = "feasible"
     TRACE = "trace"
     NONE = "none"
 

@@ -42,7 +42,8 @@ _MATRIX_KINDS = (".csv", ".npz")
     type=click.Choice([method.value for method in Shrinkage]),
     default=Shrinkage.OPTIMAL.value,
     show_default=True,
-    help="optimal: positive definite, by the noise distribution; trace: nearest semidefinite; none: as released.",
+    help="optimal: positive definite, by the noise distribution; feasible: the nearest that rows of a schema can have; "
+    "trace: nearest semidefinite; none: as released.",
 )
 @json_option
 def covariance_command(release: AnyStore, out: AnyStore, shrinkage: str, as_json: bool) -> None:

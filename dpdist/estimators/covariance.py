@@ -36,11 +36,12 @@ class PrivateCovariance(PrivateEstimator):
 
     Parameters
     ----------
-    shrinkage : {"optimal", "trace", "none"}, default "optimal"
+    shrinkage : {"optimal", "feasible", "trace", "none"}, default "optimal"
         Correction of the released matrix, whose eigenvalues are too spread out and partly negative. ``"optimal"``:
         keeps the eigenvectors and takes the eigenvalues closest to the exact matrix, given the distribution of the
-        noise; positive definite. ``"trace"``: projects on the positive semidefinite matrices whose trace is possible
-        for n rows. ``"none"``: the matrix as released, with unbiased entries.
+        noise; positive definite. ``"feasible"``: the nearest that rows of a schema can have, without negative cells in
+        a table (:mod:`dpdist.answers.feasible`). ``"trace"``: projects on the positive semidefinite matrices whose
+        trace is possible for n rows. ``"none"``: the matrix as released, with unbiased entries.
     centre : str, path-like, sequence of float or mapping, default "private"
         ``"private"``: mean and covariance are released together at no extra cost. Otherwise the covariance is the
         second moment about zero (``"none"``) or about the public centre.

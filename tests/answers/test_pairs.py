@@ -14,10 +14,13 @@ from support.releases import assemble_drawn
 
 from dpdist.answers import association
 from dpdist.answers.association import cramers_v, eta, holm, independence, same_means
+from dpdist.answers.covariance import covariance
 from dpdist.answers.crosstab import counts, crosstab
+from dpdist.answers.feasible import feasible
 from dpdist.answers.group_means import group_means
 from dpdist.answers.ratios import ratios
 from dpdist.answers.relate import relation, relations
+from dpdist.answers.shrinkage import Shrinkage
 from dpdist.answers.variables import Variables, contrasts, variables
 from dpdist.core.errors import UsageError
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
@@ -261,3 +264,52 @@ def test_a_release_answers_in_frames() -> None:
     assert related.attrs["rows"] == N
     with pytest.raises(UsageError, match="percent must be None or one of"):
         release.crosstab("region", "premium", "cells")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_nearest_moment_of_rows_is_never_farther_in_the_norm_of_the_noise(seed: int) -> None:
+    # of random schemas; a projection on a convex set with the exact matrix, but for the tolerance
+    random = np.random.default_rng(seed)
+    n, sizes = int(random.integers(50, 3000)), random.integers(2, 7, int(random.integers(1, 5)))
+    columns = [Column(f"k{i}", "category", categories=[f"v{v}" for v in range(k)]) for i, k in enumerate(sizes)]
+    columns += [Column(f"x{i}", "number", range=(-1, 1)) for i in range(int(random.integers(1, 4)))]
+    shares = {f"k{i}": random.dirichlet(np.full(k, 0.5)) for i, k in enumerate(sizes)}
+    frame = pd.DataFrame(
+        {name: random.choice([f"v{v}" for v in range(len(p))], n, p=p) for name, p in shares.items()}
+        | {c.name: np.clip(random.normal(0, 0.5, n), -1, 1) for c in columns if c.kind == "number"}
+    )
+    schema = Schema(columns, "range")
+    asked = request(str(random.choice(["0.1", "0.5", "2"])))
+    exact = next(held(frame, request("1000000"), schema))
+    found = next(held(frame, asked, schema))
+    result = feasible(found)
+    scale = (exact.constant / found.constant) ** 2  # grids differ
+    closed = found.moment.copy()
+    for variable in found.categorical.values():  # the closed form, by hand
+        margin, w, basis = found.margin(variable.name), variable.weight, variable.basis
+        r = margin.values  # noqa: PD011 - of no frame
+        at = np.ix_(variable.places, variable.places)
+        project = basis @ basis.T
+        closed[at] = w**2 * project @ np.diag(n / variable.size + basis @ r) @ project
+        rest = [place for place in range(len(closed) - 1) if place not in variable.places]
+        closed[np.ix_(variable.places, rest)] = project @ closed[np.ix_(variable.places, rest)]
+        closed[np.ix_(rest, variable.places)] = closed[np.ix_(variable.places, rest)].T
+        closed[list(variable.places), -1] = closed[-1, list(variable.places)] = found.constant * w * basis @ r
+    truth = exact.moment / scale
+    before, after = np.linalg.norm(closed - truth), np.linalg.norm(result.moment - truth)
+    assert after <= before * 1.01
+    assert np.linalg.eigvalsh(result.moment)[0] > -0.05 * np.sqrt(2 * found.noise * len(closed))
+    assert all((cells >= 0).all() for cells in result.tables.values())
+
+
+def test_a_feasible_covariance_is_closer_and_only_of_complete_variables() -> None:
+    frame = table(9).drop(columns=["plan", "age"])
+    schema = Schema([c for c in SCHEMA.columns if c.name not in {"plan", "age"}], "range")
+    exact = np.cov(schema.transform(frame).to_numpy(float).T, bias=True)
+    errors: dict[Shrinkage, list[float]] = {each: [] for each in (Shrinkage.NONE, Shrinkage.FEASIBLE)}
+    for _, release in zip(range(30), assemble_drawn(request("0.2"), schema, frame), strict=False):
+        for shrinkage, found in errors.items():
+            found.append(float(np.linalg.norm(covariance(release, shrinkage).matrix - exact)))
+    assert np.mean(errors[Shrinkage.FEASIBLE]) < 0.8 * np.mean(errors[Shrinkage.NONE])
+    with pytest.raises(UsageError, match="not of: age=missing"):
+        covariance(next(assemble_drawn(request(), SCHEMA, table(9))), Shrinkage.FEASIBLE)
