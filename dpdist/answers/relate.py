@@ -21,6 +21,8 @@ from dpdist.answers.bias import clipped_rows
 from dpdist.answers.variables import Variables
 from dpdist.core.errors import UsageError
 
+MOST_CELLS = 4096
+"""Cells of a table whose covariance is computed, in 128 MiB."""
 PERCENT = ("rows", "columns", "all")
 """What a table may be in percent of."""
 
@@ -60,6 +62,8 @@ def relation(held: Variables, first: str, second: str) -> Relation:
     a, b = held.categorical.get(first), held.categorical.get(second)
     x, y = held.numeric.get(first), held.numeric.get(second)
     no_test, test = _no_test(held, (first, second)), None
+    if a is not None and b is not None and (a.size - 1) * (b.size - 1) > MOST_CELLS:
+        return Relation(first, second, None, None, f"a table of {a.size * b.size} cells is too large to be tested")
     if a is not None and b is not None:
         strength = cramers_v(held, a, b)
         test = None if no_test else independence(held, a, b)

@@ -28,6 +28,7 @@ from dpdist.report.charts import guesses, tests
 from dpdist.report.correlations import heat_of, standardised_of
 from dpdist.report.findings import component_findings, explained_of
 from dpdist.report.page import write_page
+from dpdist.report.related import related_of
 from dpdist.report.text import ALIGNED, SURE
 
 _DEFAULT = 10
@@ -84,6 +85,7 @@ def write(
         confidence=CONFIDENCE,
         heat=None if release.subspace is not None else heat_of(release),
         standardised=None if release.subspace is not None or image is not None else standardised_of(release),
+        related=None if release.subspace is not None or image is not None else related_of(release),
         explained=_explained(release, targets, on),
         clipped_rows=clipped_rows(release),
         noise=_noise(release),

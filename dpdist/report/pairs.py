@@ -36,7 +36,7 @@ def counts_text(found: Counts) -> str:
         rows.append(
             (
                 found.variable.categories[i], _number(found.estimates[i]), f"{_number(low)} .. {_number(high)}",
-                _percent(share.estimates[i]), _ends(share.intervals[i]),
+                percent_text(share.estimates[i]), _ends(share.intervals[i]),
             )
         )  # fmt: skip
     hidden = found.variable.size - len(order)
@@ -53,7 +53,7 @@ def table_text(found: Crosstab, percent: str | None) -> str:
     else:
         ratios = {"rows": found.of_rows, "columns": found.of_columns, "all": found.of_all}[percent]
         values, ends = ratios.estimates, ratios.intervals
-        cells = [[_percent(value) for value in row] for row in values]
+        cells = [[percent_text(value) for value in row] for row in values]
         error = _largest_error(ratios)
     what = "rows" if percent is None else f"percent of {'all rows' if percent == 'all' else f'its {percent}'}"
     title = wrapped(f"{found.rows.name} by {found.columns.name}, {what}:")
@@ -75,7 +75,7 @@ def means_text(found: GroupMeans) -> str:
     for i in order:
         low, high = found.means.intervals[i]
         known = math.isfinite(low) and math.isfinite(high)
-        mean, *between = _alike(found.means.estimates[i], low, high) if known else ["unknown: too few rows"]
+        mean, *between = alike(found.means.estimates[i], low, high) if known else ["unknown: too few rows"]
         rows.append((found.variable.categories[i], _number(found.counts[i]), mean, " .. ".join(between)))
     return "\n".join([*aligned(rows), *_more(found.variable.size - len(order), "category")])
 
@@ -142,7 +142,7 @@ def _largest(found: Crosstab, values: Matrix, ends: Matrix, percent: str | None)
     order = np.argsort(-np.nan_to_num(values, nan=-1.0), axis=None, kind="stable")[:_SHOWN]
     rows = [(found.rows.name, found.columns.name, "rows" if percent is None else "percent", "between")]
     for i, j in zip(*np.unravel_index(order, values.shape), strict=True):
-        shown = _number(values[i, j]) if percent is None else _percent(values[i, j])
+        shown = _number(values[i, j]) if percent is None else percent_text(values[i, j])
         low, high = ends[i, j]
         between = f"{_number(low)} .. {_number(high)}" if percent is None else _ends(ends[i, j])
         rows.append((found.rows.categories[i], found.columns.categories[j], shown, between))
@@ -173,11 +173,12 @@ def _number(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 0.5 else "0"
 
 
-def _percent(share: float) -> str:
+def percent_text(share: float) -> str:
+    """Return a share in percent, or a dash if it is unknown."""
     return "-" if math.isnan(share) else f"{100 * share:.1f}"
 
 
-def _alike(*values: float) -> list[str]:
+def alike(*values: float) -> list[str]:
     """Return numbers with the decimals that their differences show."""
     spread = max(values) - min(values)
     decimals = max(0, 1 - math.floor(math.log10(spread))) if spread > 0 else 3

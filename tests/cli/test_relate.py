@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -114,3 +115,22 @@ def test_what_is_not_held_is_said(frame: pd.DataFrame, call: Call) -> None:
     assert "There are: income, age, other" in call("relate", "p.zarr", "region").message
     assert call("release", "rows.zarr", "q.zarr", *ASKED[:4], "--clip", "150").code == 0
     assert "holds no sums of numbers" in " ".join(call("relate", "q.zarr").message.split())
+
+
+def test_a_report_has_the_strongest_associations_and_tables_to_open(frame: pd.DataFrame, call: Call) -> None:
+    assert call("report", "r.zarr", "r.html").code == 0
+    page = Path("r.html").read_text()
+    section = page[page.index('<h2 id="related">') :]
+    section = section[: section.index("</section>")]
+    assert section.count("<details>") == 5  # all pairs but that of two numbers
+    first = re.sub(r"<[^>]+>", "", section[section.index("<tbody>") : section.index("</tr>", section.index("<tbody>"))])
+    assert "premium and income" in " ".join(first.split()) or "region and premium" in " ".join(first.split())
+    exact = frame[frame["premium"] == "yes"]["income"].mean()
+    shown = re.search(r"<td>([\d.]+)</td><td>[\d.]+ … [\d.]+</td></tr>\s*</tbody></table></div>\s*<p", section)
+    assert shown is not None
+    assert abs(float(shown[1]) - exact) < 3
+    assert "Pairs</a>" in page
+    frame[["income", "age"]].to_csv("n.csv", index=False)
+    assert call("release", "n.csv", "n.release.zarr", *ASKED[:4]).code == 0
+    assert call("report", "n.release.zarr", "n.html").code == 0
+    assert 'id="related"' not in Path("n.html").read_text()

@@ -1,0 +1,114 @@
+"""The section of a report about pairs of variables: associations, tables and means by group."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from markupsafe import Markup, escape
+
+from dpdist.answers.crosstab import crosstab
+from dpdist.answers.group_means import group_means
+from dpdist.answers.relate import Relation, relations
+from dpdist.answers.variables import Variables, variables
+from dpdist.core.errors import BelowNoiseError, DataError, UsageError
+from dpdist.core.release.artefact import Release
+from dpdist.report.findings import Cells, Table, brief_name
+from dpdist.report.pairs import about_variables, alike, p_text, percent_text, relation_text, strength_text
+
+_ASSOCIATIONS, _TABLES = 15, 60
+"""Associations that are listed, and pairs whose tables or means can be opened."""
+_CATEGORIES = 45
+"""Most categories of a variable whose tables are shown."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The table or the means of two variables."""
+
+    title: Markup
+    table: Table
+    note: str
+
+
+@dataclass(frozen=True)
+class Related:
+    """How the variables of a release relate."""
+
+    strongest: Table
+    note: str
+    pairs: Sequence[Pair]
+
+
+def related_of(release: Release) -> Related | None:
+    """Return the associations of variables, and tables and means to open; None without a category."""
+    try:
+        held = variables(release)
+        found = relations(held)
+    except (UsageError, DataError, BelowNoiseError):
+        return None
+    if not held.categorical or not found:
+        return None
+    rows: list[Cells] = [_row(each) for each in found[:_ASSOCIATIONS]]
+    tests = sum(each.test is not None for each in found)
+    notes = [f"The {len(rows)} strongest of {len(found)} pairs. " if len(found) > len(rows) else ""]
+    notes.append(
+        "A strength is Cramér's V, eta or a correlation, from 0 to 1, without the noise; small categories are merged. "
+    )
+    if tests:
+        notes.append(f"p-values are adjusted for {tests} tests (Holm), for rows that are a sample. ")
+    notes += [f"No test: {reason}. " for reason in sorted({e.no_test for e in found if e.no_test and e.strength})]
+    pairs = [pair for each in found if (pair := _pair(held, each)) is not None][:_TABLES]
+    head = ("variables", "strength", "between", "measure", "p")
+    return Related(Table(head, rows), f"{''.join(notes)}{about_variables(held)}", pairs)
+
+
+def _row(found: Relation) -> Cells:
+    names = brief_name(found.first) + " and " + brief_name(found.second)
+    if found.strength is None:
+        return names, "below the noise", "", "", ""
+    low, high = found.strength.interval
+    p = "-" if found.adjusted is None else p_text(found.adjusted)
+    return names, f"{found.strength.value:.2f}", f"{low:.2f} … {high:.2f}", found.strength.measure, p
+
+
+def _pair(held: Variables, found: Relation) -> Pair | None:
+    """Return the table or the means of a pair; None for two numbers, or too many categories."""
+    sizes = [held.categorical[name].size for name in (found.first, found.second) if name in held.categorical]
+    if not sizes or max(sizes) > _CATEGORIES:
+        return None
+    strength = "" if found.strength is None else f": {found.strength.measure} {strength_text(found.strength)}"
+    title = brief_name(found.first) + " and " + brief_name(found.second) + escape(strength)
+    if len(sizes) == 1:
+        return _means(held, found, title)
+    result = crosstab(held, found.first, found.second)
+    values = result.of_rows.estimates
+    heads: Cells = (escape(found.first), *map(brief_name, result.columns.categories))
+    rows: list[Cells] = [
+        (
+            brief_name(name),
+            *(f"{count:.0f} ({percent_text(share)} %)" for count, share in zip(own, shares, strict=True)),
+        )
+        for name, own, shares in zip(result.rows.categories, np.round(result.estimates) + 0.0, values, strict=True)
+    ]
+    reach = math.ceil(1.96 * result.deviation)
+    note = f"Rows, and percent of each line. Each count is within {reach} in 19 of 20 releases. {relation_text(found)}"
+    return Pair(title, Table(heads, rows), note)
+
+
+def _means(held: Variables, found: Relation, title: Markup) -> Pair:
+    number, by = (found.first, found.second) if found.first in held.numeric else (found.second, found.first)
+    result = group_means(held, number, by)
+    rows: list[Cells] = []
+    for place, category in enumerate(result.variable.categories):
+        low, high = result.means.intervals[place]
+        count = f"{result.counts[place]:.0f}"
+        if math.isfinite(low) and math.isfinite(high):
+            mean, *ends = alike(result.means.estimates[place], low, high)
+            rows.append((brief_name(category), count, mean, " … ".join(ends)))
+        else:
+            rows.append((brief_name(category), count, "unknown: too few rows", ""))
+    head: Cells = (escape(by), "rows", Markup("mean of {}").format(number), "between")
+    return Pair(title, Table(head, rows), relation_text(found))
