@@ -7,9 +7,10 @@ so that each data set is a table of categories. It is released at epsilon 1, del
 default bound of a schema (categories about 1/k, and a constant), and with categories about zero and no constant, as
 one-hot columns. From the former all tables of two columns follow (:mod:`dpdist.answers.crosstab`). Shown are the root
 of the mean squared error of all cells, that which the stated variances give, that of shrunk tables, that of one-hot
-columns, the coverage of the 95 % intervals of cells and of percentages of rows, and the share of tests at .05 that
-reject for columns that were permuted. The constant is that of the schema (:mod:`dpdist.core.rows.contrasts`), and the
-last columns have the errors that others would give, by the formula.
+columns, that of all tables asked for alone as counts with the same guarantee, the coverage of the 95 % intervals of
+cells and of percentages of rows, and the share of tests at .05 that reject for columns that were permuted. The constant
+is that of the schema (:mod:`dpdist.core.rows.contrasts`), and the last columns have the errors that others would give,
+by the formula.
 """
 
 from __future__ import annotations
@@ -187,13 +188,14 @@ def measured(codes: Codes, neighbours: str, draws: int, folder: Path) -> dict[st
         "constant over C": constant / norm, "measured": float(np.sqrt(total["squares"] / total["cells"])),
         "formula": float(np.sqrt(total["stated"] / total["cells"])),
         "shrunk": float(np.sqrt(total["shrunk"] / total["cells"])), "one-hot": float(np.sqrt(np.mean(one_hot))),
+        "asked alone": float(np.sqrt(unit * len(sizes) * (len(sizes) - 1) / 2)),
         "coverage": total["inside"] / total["cells"], "coverage of shares": total["shares"] / total["of rows"],
         "size": float(np.mean(np.array(p_values) < 0.05)), "tests": len(p_values), "others": others,
     }  # fmt: skip
 
 
 _HEADS = (
-    "", "rows", "tables", "cells", "constant", "measured", "stated", "shrunk", "one-hot", "coverage", "of shares",
+    "", "rows", "tables", "cells", "constant", "measured", "stated", "shrunk", "one-hot", "asked alone", "coverage", "of shares",
     "size", "C", "C/2", "C/4", "C/8",
 )  # fmt: skip
 
@@ -206,7 +208,7 @@ def text_of(found: dict[str, Any]) -> str:
         f"Epsilon 1, delta 1e-6, `gaussian`, {found['draws']} draws; root mean squared error of a cell, in rows.",
         "",
         f"| {' | '.join(_HEADS)} |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "|" + "---|" * len(_HEADS),
     ]
     for name, one in found["tables"].items():
         count = one["columns"] * (one["columns"] - 1) // 2
@@ -214,6 +216,7 @@ def text_of(found: dict[str, Any]) -> str:
         lines.append(
             f"| {name} | {one['rows']:,} | {count} | {one['cells']:,} | {one['constant over C']:.3g} C | "
             f"**{one['measured']:.1f}** | {one['formula']:.1f} | {one['shrunk']:.1f} | {one['one-hot']:.1f} | "
+            f"{one['asked alone']:.1f} | "
             f"{one['coverage']:.3f} | {one['coverage of shares']:.3f} | {one['size']:.3f} | {others} |"
         )
     lines += ["", "The last four columns are what other constants would give, by the formula."]
