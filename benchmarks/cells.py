@@ -195,7 +195,8 @@ def measured(codes: Codes, neighbours: str, draws: int, folder: Path) -> dict[st
 
 
 _HEADS = (
-    "", "rows", "tables", "cells", "constant", "measured", "stated", "shrunk", "one-hot", "asked alone", "coverage", "of shares",
+    "", "rows", "tables", "cells", "constant", "measured", "stated", "shrunk", "one-hot", "asked alone", "coverage",
+    "of shares",
     "size", "C", "C/2", "C/4", "C/8",
 )  # fmt: skip
 

@@ -51,7 +51,7 @@ class Feasible:
     moved: float  # distance from the closed form, in standard deviations of an entry of the noise, per entry
 
 
-class _Layout:
+class Layout:
     """Where coordinates are in the reduced matrix, and what they weigh."""
 
     def __init__(self, held: Variables) -> None:
@@ -70,6 +70,12 @@ class _Layout:
             self.onto[list(variable.places), self.at[name]] = variable.columns
         for number, at in zip(held.numeric.values(), range(self.numbers.start, self.size), strict=True):
             self.onto[number.place, at] = 1
+
+    def places(self, name: str) -> list[int]:
+        """Return where a variable is in the reduced matrix."""
+        if name in self.at:
+            return [*range(self.at[name].start, self.at[name].stop)]
+        return [self.numbers.start + [*self.held.numeric].index(name)]
 
     def released(self) -> Matrix:
         """Return the released reduced matrix, in units of the bounded rows."""
@@ -101,7 +107,7 @@ def feasible(held: Variables, progress: Callable[[int], object] = lambda _: None
     """Return the nearest moment that rows can have; refuse rows that are not about the middles of categories."""
     if not held.constant or not all(variable.centred for variable in held.categorical.values()):
         raise UsageError("Only a release with the mean, about the middles of categories, has a nearest moment of rows.")
-    layout = _Layout(held)
+    layout = Layout(held)
     released = layout.released()
     n, margins = held.rows, layout.margins(released)
     start = matrix = layout.of(n, margins, released)
@@ -131,7 +137,7 @@ def feasible(held: Variables, progress: Callable[[int], object] = lambda _: None
     )
 
 
-def _cells(layout: _Layout, matrix: Matrix, n: float, margins: dict[str, Matrix], first: str, second: str) -> Matrix:
+def _cells(layout: Layout, matrix: Matrix, n: float, margins: dict[str, Matrix], first: str, second: str) -> Matrix:
     a, b = layout.held.categorical[first], layout.held.categorical[second]
     both = matrix[layout.at[first], layout.at[second]] / (a.weight * b.weight)
     outside = n / (a.size * b.size) + (a.basis @ margins[first])[:, None] / b.size
@@ -146,7 +152,7 @@ def _semidefinite(matrix: Matrix) -> Matrix:
 
 
 def _nearest(
-    layout: _Layout, released: Matrix, split: Matrix, cells: dict[tuple[str, str], Matrix],
+    layout: Layout, released: Matrix, split: Matrix, cells: dict[tuple[str, str], Matrix],
     slack: dict[tuple[str, str], Matrix],
 ) -> tuple[dict[str, Matrix], Matrix]:  # fmt: skip
     """Return the matrix that is nearest to the released one, the semidefinite one and all tables, with a penalty."""
@@ -174,7 +180,7 @@ def _nearest(
     return margins, layout.of(held.rows, margins, rest)
 
 
-def _done(held: Variables, layout: _Layout, matrix: Matrix, cells: dict[tuple[str, str], Matrix], edge: float) -> bool:
+def _done(held: Variables, layout: Layout, matrix: Matrix, cells: dict[tuple[str, str], Matrix], edge: float) -> bool:
     for (first, second), table in cells.items():
         deviation = np.sqrt(held.noise / 2) / (held.categorical[first].weight * held.categorical[second].weight)
         if table.min() < -_CELLS * deviation:

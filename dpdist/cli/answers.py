@@ -15,9 +15,11 @@ from dpdist.answers.block import beside, column_indices, source_units
 from dpdist.answers.correlation import drowned
 from dpdist.answers.covariance import Covariance, below_noise_message, covariance, expanded
 from dpdist.answers.design import Partial, partial_correlation
+from dpdist.answers.logistic import logistic
 from dpdist.answers.regression import Regression, regressions
 from dpdist.answers.shrinkage import Shrinkage
 from dpdist.answers.synthetic import Synthetic, synthetic
+from dpdist.answers.variables import variables
 from dpdist.cli.options import STORE, count_of, json_option
 from dpdist.cli.output import answer
 from dpdist.cli.tables import KINDS, csv_of, kind_of, parquet_of, write_table
@@ -30,6 +32,7 @@ from dpdist.core.storage.arrays import array_options, digest_of_objects
 from dpdist.core.storage.store import AnyStore, Store, replace_own, store_at
 from dpdist.core.text import counted, listed, wrapped
 from dpdist.report.answers import about_intervals, regression
+from dpdist.report.pairs import about_variables, odds_text
 
 _MATRIX_KINDS = (".csv", ".npz")
 
@@ -264,21 +267,29 @@ def _write_zarr(store: Store, rows: Matrix, model: Synthetic, release: Release) 
     help="Regress on K principal components instead of using a ridge; auto: those clear of the noise.",
 )
 @click.option(
+    "--logistic", "of_odds", is_flag=True, help="Logistic regression of a variable with categories, with odds ratios."
+)
+@click.option(
     "--table", "out", type=STORE, help="Also write all coefficients with their intervals to this .csv or .parquet file."
 )
 @json_option
 def regress(
-    release: AnyStore, target: str, on: str | None, ridge: str, components: str | None, out: AnyStore | None,
-    as_json: bool,
+    release: AnyStore, target: str, on: str | None, ridge: str, components: str | None, of_odds: bool,
+    out: AnyStore | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Regress a column of RELEASE on others: coefficients in units of the source, with intervals. Free.
 
     It is a ridge regression, or a principal component regression, of the rows clipped to the clip norm. A category of a
-    schema means the columns of its values.
+    schema means the columns of its values. With --logistic, --target and --on name variables of the schema.
     """
     if out is not None:
         kind_of(out, KINDS)
     opened = open_release(release)
+    if of_odds:
+        if components is not None or ridge != "auto":
+            raise UsageError("A logistic regression chooses its ridge. Leave --ridge and --components out.")
+        _answer_odds(release, opened, columns_from(target), None if on is None else columns_from(on), out, as_json)
+        return
     targets = column_indices(opened, columns_from(target), "target")
     chosen = beside(opened, targets) if on is None else column_indices(opened, columns_from(on), "on")
     # of a category the values above the noise, unless a value is named
@@ -312,6 +323,36 @@ def regress(
         remarks += " They are omitted here."
     first = f"{wrapped(warning)}\n" if (warning := lengths.warning()) else ""
     answer(as_json, value, f"{mark}{first}{tables}\n{wrapped((remarks + cautions_message(opened.cautions)).rstrip())}")
+
+
+def _answer_odds(
+    release: AnyStore, opened: Release, targets: Sequence[str], on: Sequence[str] | None, out: AnyStore | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Answer with logistic regressions."""
+    held = variables(opened)
+    fits = [fit for target in targets for fit in logistic(held, target, on)]
+    if out is not None:
+        rows = [
+            {
+                "target": fit.target, "name": each.name, "value": each.value, "low": each.interval[0],
+                "high": each.interval[1], "odds_ratio": each.odds[0], "odds_low": each.odds[1],
+                "odds_high": each.odds[2],
+            }
+            for fit in fits
+            for each in fit.effects
+        ]  # fmt: skip
+        write_table(out, {name: [row[name] for row in rows] for name in rows[0]}, opened, "table of coefficients")
+    lengths, found = clipped_rows(opened), [fit.to_json() for fit in fits]
+    value = {
+        "release": str(release), "status": opened.status, "cautions": list(opened.cautions),
+        "unit": None if opened.unit is None else opened.unit.to_json(), "shortened": lengths.to_json(),
+        "left_out": held.left_out, **(found[0] if len(found) == 1 else {"regressions": found}),
+    }  # fmt: skip
+    mark = "" if opened.status == "private" else f"{opened.status.upper()}: do not publish it.\n"
+    body = "\n\n".join(odds_text(fit, lengths.describe()) for fit in fits)
+    remarks = (lengths.warning(), about_variables(held), cautions_message(opened.cautions).strip())
+    answer(as_json, value, f"{mark}{body}\n{wrapped(' '.join(filter(None, remarks)))}".rstrip())
 
 
 def _columns_of(fits: Sequence[Regression]) -> dict[str, list[object]]:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from dpdist.answers.association import Strength
 from dpdist.answers.crosstab import Counts, Crosstab
 from dpdist.answers.group_means import GroupMeans
+from dpdist.answers.logistic import Effect, Logistic
 from dpdist.answers.ratios import Ratios
 from dpdist.answers.relate import Relation
 from dpdist.answers.variables import Variables
@@ -114,6 +115,46 @@ def relations_text(found: Sequence[Relation], name: str | None) -> str:
     return "\n".join(parts)
 
 
+def odds_text(found: Logistic, rows: str) -> str:
+    """Return the odds ratios of a logistic regression: the 25 that are farthest from 1, in errors."""
+    order = sorted(range(len(found.effects)), key=lambda i: -_evidence(found.effects[i]))[:_SHOWN]
+    lines = [("", "odds ratio", "between", "coefficient")]
+    for i in sorted(order):
+        each = found.effects[i]
+        ratio, *ends = alike_digits(*each.odds)
+        lines.append((_short(each.name, 30), ratio, " .. ".join(ends), f"{each.value:.3g}"))
+    ridge = ", with a small ridge, which makes them smaller" if found.ridge else ""
+    text = (
+        f"An odds ratio is for one unit of the column, or for a category in place of the first one "
+        f"({listed(found.references)}), with the others unchanged{ridge}. Intervals are for the noise. The model knows "
+        "the columns by pairs: where three or more act together, it differs from the maximum of the likelihood."
+    )
+    return "\n".join([
+        wrapped(f"Logistic regression of {found.target}, {100 * found.share:.1f} % {rows}:"),
+        *aligned(lines),
+        *_more(len(found.effects) - len(order), "coefficient"),
+        wrapped(text if found.references else text.replace(" ()", "")),
+    ])  # fmt: skip
+
+
+def _evidence(effect: Effect) -> float:
+    reach = effect.interval[1] - effect.value
+    return abs(effect.value) / reach if reach else math.inf
+
+
+def alike_digits(*values: float) -> list[str]:
+    """Return numbers with three digits, or as many as make the ends of an interval differ.
+
+    >>> alike_digits(1.00002, 0.99998, 1.00006)
+    ['1.00002', '0.99998', '1.00006']
+    """
+    for digits in range(3, 12):
+        shown = [f"{value:.{digits}g}" for value in values]
+        if shown[1] != shown[2] and shown[0] not in shown[1:]:
+            break
+    return shown
+
+
 def about_variables(held: Variables) -> str:
     """Return what answers are about, and the variables that have none."""
     text = " ".join(f"Left out: {name}, as {reason}." for name, reason in held.left_out.items())
@@ -190,5 +231,5 @@ def _ends(ends: Matrix) -> str:
     return f"{low:.1f} .. {high:.1f}"
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= 16 else f"{name[:13]}..."
+def _short(name: str, most: int = 16) -> str:
+    return name if len(name) <= most else f"{name[: most - 3]}..."

@@ -134,3 +134,20 @@ def test_a_report_has_the_strongest_associations_and_tables_to_open(frame: pd.Da
     assert call("release", "n.csv", "n.release.zarr", *ASKED[:4]).code == 0
     assert call("report", "n.release.zarr", "n.html").code == 0
     assert 'id="related"' not in Path("n.html").read_text()
+
+
+def test_a_logistic_regression_answers_with_odds_ratios(frame: pd.DataFrame, call: Call) -> None:
+    said = call("regress", "r.zarr", "--target", "premium", "--logistic", "--table", "odds.csv")
+    assert said.code == 0
+    (a, b), (c, d) = pd.crosstab(frame["region"], frame["premium"]).loc[["south", "north"]].to_numpy()
+    lines = {line.split()[0]: line.split()[1:] for line in said.out.splitlines() if line.startswith(("region=", "age"))}
+    assert {"region=south", "region=east", "age"} <= set(lines)
+    assert float(lines["region=south"][0]) == pytest.approx(b * c / (a * d), rel=0.35)
+    value = json.loads(call("regress", "r.zarr", "--target", "premium", "--on", "region", "--logistic", "--json").out)
+    assert value["target"] == "premium=yes"
+    assert set(value["coefficients"]) == {"region=east", "region=south"}
+    assert value["reference"] == ["region=north"]
+    assert len(pd.read_csv("odds.csv")) == 4
+    refused = call("regress", "r.zarr", "--target", "age", "--logistic")
+    assert (refused.code, "'age' is a number" in refused.message) == (2, True)
+    assert "Leave --ridge" in call("regress", "r.zarr", "--target", "premium", "--logistic", "--ridge", "3").message

@@ -1,0 +1,217 @@
+"""Logistic regression of a category from one released moment: post-processing, free of charge.
+
+The model is ``P(y = 1) = s(eta)``, ``eta = b0 + x'b``, with the logistic function s. The maximum of the likelihood
+solves ``E (y - s(eta)) x = 0``, with a mean over the rows. A moment does not have it for any b, but has, for every b,
+the mean and variance of eta, its covariance with each number, and its mean in each category of a variable. With these,
+
+    E s(eta) 1_g  =  p_g E s(m_g + v Z),    E s(eta) x_q - E s(eta) E x_q  =  E s'(eta) cov(eta, x_q),
+
+where p_g and m_g are the share and the mean of eta in category g, v² the variance of eta within the categories of that
+variable, alike in all, and Z standard normal: the first is exact for one variable, the second if eta and x_q are
+jointly normal (Stein). The equations ``E y x - E s(eta) x = ridge b`` are solved with the bound S/4 on the derivative,
+S the covariance of x, so that every step is safe (Böhning 1992). A target of several categories has one model for each.
+
+S is that of the nearest moment that rows can have (:mod:`dpdist.answers.feasible`). There is no ridge if the columns
+vary along every direction by 2.5 times the edge of the noise, and otherwise a tenth of the edge.
+
+**Errors.** To first order b changes by ``G (dc - k dS b)``, with ``k = E s'(eta)`` and ``G = (k S + ridge)^-1``, which
+is a product of the noise with a fixed vector (:class:`dpdist.answers.block.EntryNoise`). Intervals account for the
+noise alone, and are those of this model: of columns that are dependent in other ways than by their covariance, and with
+the ridge, which makes coefficients smaller.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import expit
+from scipy.stats import chi2
+
+from dpdist.answers.block import NORMAL
+from dpdist.answers.feasible import Layout, feasible
+from dpdist.answers.variables import Categorical, Matrix, Variables
+from dpdist.core.errors import BelowNoiseError, UsageError
+from dpdist.core.naming import parameter
+
+_RIDGE, _CLEAR = 0.1, 2.5
+"""Ridge in edges of the noise, and least variance of every direction for which there is none."""
+_STEPS, _TOLERANCE = 500, 1e-5
+_FARTHEST = 30.0
+_Z, _W = np.polynomial.hermite_e.hermegauss(40)
+_W = _W / _W.sum()
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A coefficient with the ends of its 95 % interval, with respect to the noise."""
+
+    name: str  # of a number, or NAME=CATEGORY
+    value: float  # per unit of the source; of a category the difference from the first one
+    interval: tuple[float, float]
+
+    @property
+    def odds(self) -> tuple[float, float, float]:
+        """The odds ratio, with the ends of its interval."""
+        low, high = self.interval
+        value, low, high = (math.exp(max(-700.0, min(each, 700.0))) for each in (self.value, low, high))
+        return value, low, high
+
+
+@dataclass(frozen=True)
+class Logistic:
+    """The logistic regression of one category on other variables."""
+
+    target: str  # NAME=CATEGORY
+    share: float
+    intercept: float  # where all numbers are 0 and all categories the first
+    effects: tuple[Effect, ...]
+    references: tuple[str, ...]  # the first category of each variable
+    ridge: float
+
+    def to_json(self) -> dict[str, object]:
+        """Return JSON values."""
+        return {
+            "target": self.target, "share": self.share, "intercept": self.intercept, "reference": list(self.references),
+            "coefficients": {
+                each.name: {
+                    "value": each.value, "low": each.interval[0], "high": each.interval[1], "odds_ratio": each.odds[0],
+                    "odds_low": each.odds[1], "odds_high": each.odds[2],
+                }
+                for each in self.effects
+            },
+            "ridge": self.ridge,
+        }  # fmt: skip
+
+
+def logistic(
+    held: Variables, target: str, on: Sequence[str] | None = None, ridge: float | None = None
+) -> tuple[Logistic, ...]:
+    """Return the logistic regression of a variable with categories: one for each, or for the second of two.
+
+    ``ridge`` is added to the covariance of the bounded rows; None: a tenth of the edge of the noise.
+    """
+    if held.named(target) not in held.categorical:
+        raise UsageError(f"A logistic regression is of categories, and {target!r} is a number.", parameter="target")
+    names = [name for name in held.names if name != target] if on is None else [held.named(name) for name in on]
+    if target in names or not names:
+        raise UsageError(f"Name columns to explain {target} by other than itself ({parameter('on')}).")
+    variable = held.categorical[target]
+    model = _Model(held, target, names, ridge)
+    categories = [1] if variable.size == 2 else range(variable.size)
+    return tuple(model.fitted(category) for category in categories)
+
+
+class _Model:
+    """What all categories of a target share."""
+
+    def __init__(self, held: Variables, target: str, names: Sequence[str], ridge: float | None) -> None:
+        self.held, self.target, self.names = held, held.categorical[target], names
+        layout = Layout(held)
+        found = feasible(held)
+        reduced = layout.onto.T @ found.moment @ layout.onto
+        n, c = held.rows, held.constant
+        self.at: dict[str, slice] = {}
+        places: list[int] = []
+        for name in names:
+            own = layout.places(name)
+            self.at[name] = slice(len(places), len(places) + len(own))
+            places += own
+        self.places, self.of_target = places, layout.places(target)
+        self.mean = reduced[:, 0] / (c * n)
+        covariance = reduced / n - np.outer(self.mean, self.mean)
+        self.s = covariance[np.ix_(places, places)]
+        self.with_target = covariance[np.ix_(places, self.of_target)]
+        edge = math.sqrt(2 * held.noise * len(reduced)) / n
+        clear = bool(np.linalg.eigvalsh(self.s)[0] > _CLEAR * edge)
+        self.ridge = (0.0 if clear else _RIDGE * edge) if ridge is None else ridge
+        self.size = len(reduced)
+
+    def shares(self, variable: Categorical, own: Sequence[int]) -> Matrix:
+        """Return the shares of the categories of a variable, from its coordinates in the moment."""
+        shares = 1 / variable.size + variable.basis @ self.mean[list(own)] / variable.weight
+        return np.maximum(shares, 1 / self.held.rows)
+
+    def fitted(self, category: int) -> Logistic:
+        """Return the model of one category."""
+        direction = self.target.basis[category] / self.target.weight
+        share = float(self.shares(self.target, self.of_target)[category])
+        c = self.with_target @ direction
+        b, middle, slope = self._solved(c, share)
+        inverse = np.linalg.inv(slope * self.s + self.ridge * np.eye(len(b)))
+        vector = np.zeros(self.size)
+        vector[self.places], vector[self.of_target] = -slope * b, direction
+        vector[0] = -float(self.mean @ vector) / self.held.constant
+        own = vector[self.places]
+        noise = self.held.noise / 2 * (float(vector @ vector) * np.eye(len(b)) + np.outer(own, own))
+        errors = inverse @ (noise / self.held.rows**2) @ inverse
+        if float(b @ np.linalg.solve(errors, b)) < chi2.ppf(0.95, len(b)):  # b is not told from 0
+            raise BelowNoiseError(
+                f"Nothing about {self.target.name} is seen above the noise, so no logistic regression can be computed. "
+                "Use a larger epsilon, more rows or fewer columns."
+            )
+        intercept = middle - float(b @ self.mean[self.places])
+        effects, references = list[Effect](), list[str]()
+        for name in self.names:
+            at = self.at[name]
+            if name in self.held.categorical:
+                variable = self.held.categorical[name]
+                onto = (variable.basis - variable.basis[0]) * variable.weight
+                values, variances = onto @ b[at], np.einsum("ij,jk,ik->i", onto, errors[at, at], onto)
+                intercept += float((variable.basis[0] * variable.weight) @ b[at])
+                references.append(f"{name}={variable.categories[0]}")
+                effects += [
+                    _effect(f"{name}={variable.categories[g]}", values[g], variances[g])
+                    for g in range(1, variable.size)
+                ]
+            else:
+                number = self.held.numeric[name]
+                intercept -= float(b[at][0]) * number.shift / number.unit
+                effects.append(
+                    _effect(name, float(b[at][0]) / number.unit, float(errors[at, at][0, 0]) / number.unit**2)
+                )
+        label = f"{self.target.name}={self.target.categories[category]}"
+        return Logistic(label, share, intercept, tuple(effects), tuple(references), self.ridge)
+
+    def _solved(self, c: Matrix, share: float) -> tuple[Matrix, float, float]:
+        """Return b, the mean of eta and the mean of the slope."""
+        b, middle, slope = np.zeros(len(c)), 0.0, 0.25
+        step = np.linalg.inv(self.s / 4 + self.ridge * np.eye(len(c)))
+        for _ in range(_STEPS):
+            along = self.s @ b
+            deviation = math.sqrt(max(float(b @ along), 0.0))
+            middle = float(brentq(lambda a, d=deviation: _W @ expit(a + d * _Z) - share, -60, 60))
+            curve = expit(middle + deviation * _Z)
+            slope = float(_W @ (curve * (1 - curve)))
+            left = np.concatenate([self._left(name, c, along, middle, deviation, share, slope) for name in self.names])
+            moved = step @ (left - self.ridge * b)
+            b = b + moved
+            if np.abs(moved).max() < _TOLERANCE * max(1.0, np.abs(b).max()):
+                break
+        return b, middle, slope
+
+    def _left(
+        self, name: str, c: Matrix, along: Matrix, middle: float, deviation: float, share: float, slope: float
+    ) -> Matrix:  # fmt: skip
+        """Return ``E y x - E s(eta) x`` of the coordinates of a variable."""
+        at = self.at[name]
+        if name in self.held.numeric:
+            return c[at] - slope * along[at]
+        variable = self.held.categorical[name]
+        shares = self.shares(variable, self.places[at])
+        shares = shares / shares.sum()
+        above = np.clip(variable.basis @ along[at] / variable.weight / shares, -_FARTHEST, _FARTHEST)
+        within = math.sqrt(max(deviation**2 - float(shares @ above**2), 0.0))
+        expected = shares * (expit(middle + above[:, None] + within * _Z) @ _W)
+        expected *= share / expected.sum()
+        target = variable.basis @ c[at] / variable.weight + shares * share
+        left: Matrix = variable.weight * (variable.basis.T @ (target - expected))
+        return left
+
+
+def _effect(name: str, value: float, variance: float) -> Effect:
+    reach = NORMAL * math.sqrt(max(variance, 0.0))
+    return Effect(name, float(value), (float(value) - reach, float(value) + reach))
