@@ -64,7 +64,7 @@ def test_what_is_shrunk_is_a_choice_and_only_the_optimal_has_an_inverse() -> Non
 
 
 def test_a_shrinkage_that_is_none_is_refused_before_anything_is_charged(register: Register) -> None:
-    with pytest.raises(UsageError, match="'optimal', 'trace', 'none'"):
+    with pytest.raises(UsageError, match="'optimal', 'feasible', 'trace', 'none'"):
         PrivateCovariance("much", **FINE).fit(table())
     with pytest.raises(UsageError, match="no known distribution"):
         PrivateCovariance(**{**FINE, "mechanism": "mvg", "centre": "none", "options": {"rows": 300}}).fit(table())
