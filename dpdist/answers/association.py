@@ -21,9 +21,10 @@ noise is added.
 the share of a number's variance between categories; r is the correlation. The squared deviations of cells or group sums
 from those of independence are divided by their expected counts, and the part of the noise is subtracted: with W the
 covariance of its errors d and w the inverse expected counts, ``sum w d² - tr(wW)`` is unbiased, and has the variance
-``2 tr(wWwW) + 4 d'wWw d``. It would drown in the noise of rare categories, so those are merged with the next rarer ones
-until each has ten times the noise of a cell: what is measured is the strength in that table, as small categories are
-merged before Pearson's test. A variable with one category left says nothing.
+``2 tr(wWwW) + 4 d'wWw d``, about a + b q for the exact value q; the interval has the values q that explain the
+estimate. It would drown in the noise of rare categories, so those are merged with the next rarer ones until each has
+ten times the noise of a cell: what is measured is the strength in that table, as small categories are merged before
+Pearson's test. A variable with one category left says nothing.
 
 Measured (a9a, cardiotocography, Covertype at epsilon 1, a9a at .1, all pairs of columns): the intervals hold the V of
 the merged table in .93 to .97 of cases; V is off by .016 (root mean square; Covertype .005, cardiotocography .09) from
@@ -102,12 +103,12 @@ def cramers_v(held: Variables, a: Categorical, b: Categorical) -> Strength | Non
         return None
     expected = np.outer(left.T @ _counts(held, a), right.T @ _counts(held, b)) / held.rows
     onto = np.kron(left.T @ a.basis, right.T @ b.basis)
-    share, deviation = _without_noise(
+    share, fixed, growing = _without_noise(
         onto @ _residual(held, a, b).ravel(), onto @ _pair_noise(held, a, b) @ onto.T, 1 / expected.ravel()
     )
     scale = held.rows * (smaller - 1)
     merged = tuple(v.name for v, map_ in ((a, left), (b, right)) if map_.shape[1] < v.size)
-    return _rooted("Cramér's V", share / scale, deviation / scale, merged)
+    return _rooted("Cramér's V", share / scale, fixed / scale**2, growing / scale, merged)
 
 
 def eta(held: Variables, number: Numeric, by: Categorical) -> Strength | None:
@@ -121,10 +122,10 @@ def eta(held: Variables, number: Numeric, by: Categorical) -> Strength | None:
     if merging.shape[1] < 2:
         return None
     onto = merging.T @ by.basis
-    share, deviation = _without_noise(onto @ residual, onto @ noise @ onto.T, 1 / (merging.T @ _counts(held, by)))
+    share, fixed, growing = _without_noise(onto @ residual, onto @ noise @ onto.T, 1 / (merging.T @ _counts(held, by)))
     total = held.rows * spread
-    deviation = math.hypot(deviation / total, share / total * math.sqrt(square) / total)
-    return _rooted("eta", share / total, deviation, (by.name,) if merging.shape[1] < by.size else ())
+    fixed = fixed / total**2 + (share / total) ** 2 * square / total**2
+    return _rooted("eta", share / total, fixed, growing / total, (by.name,) if merging.shape[1] < by.size else ())
 
 
 def correlation_of(held: Variables, a: Numeric, b: Numeric) -> Strength | None:
@@ -215,15 +216,21 @@ def _merging(counts: Matrix, least: float) -> Matrix:
     return merging
 
 
-def _without_noise(residual: Matrix, noise: Matrix, weights: Matrix) -> tuple[float, float]:
-    """Return the weighted sum of squares of exact residuals, and the standard deviation of its noise."""
+def _without_noise(residual: Matrix, noise: Matrix, weights: Matrix) -> tuple[float, float, float]:
+    """Return an unbiased weighted sum of squares q, and a, b: the variance of its noise is about a + b q."""
     weighted = noise * weights
-    square = float((weighted * weighted.T).sum())
-    share = float(weights @ residual**2) - float(np.trace(weighted))
-    across = float((weights * residual) @ noise @ (weights * residual)) - square
-    return share, math.sqrt(2 * square + 4 * max(across, 0.0))
+    square, trace = float((weighted * weighted.T).sum()), float(np.trace(weighted))
+    found = float(weights @ residual**2) - trace
+    growing = 4 * square / trace if trace else 0.0
+    if found > 2 * math.sqrt(2 * square):  # clear enough to know along which directions it is
+        growing = 4 * max(float((weights * residual) @ noise @ (weights * residual)) - square, 0.0) / found
+    return found, 2 * square, growing
 
 
-def _rooted(measure: str, square: float, deviation: float, merged: tuple[str, ...]) -> Strength:
-    low, value, high = (math.sqrt(min(1.0, max(0.0, square + step * NORMAL * deviation))) for step in (-1, 0, 1))
+def _rooted(measure: str, square: float, fixed: float, growing: float, merged: tuple[str, ...]) -> Strength:
+    """Return the root of a square with an interval: the squares q for which the noise explains the difference."""
+    z = NORMAL**2
+    middle = square + z * growing / 2
+    reach = math.sqrt(max(middle**2 - square**2 + z * fixed, 0.0))
+    low, value, high = (math.sqrt(min(1.0, max(0.0, each))) for each in (middle - reach, square, middle + reach))
     return Strength(measure, value, (low, high), merged)

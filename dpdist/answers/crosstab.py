@@ -148,6 +148,9 @@ def _shrunk(held: Variables, a: Categorical, b: Categorical) -> tuple[Matrix, bo
 
 def categorical_of(held: Variables, name: str) -> Categorical:
     """Return a categorical variable of a release by name."""
-    if held.named(name) not in held.categorical:
-        raise UsageError(f"{name!r} is a number, and a table is of two categories: ask for its means by group.")
+    name = held.named(name)
+    if name not in held.categorical:
+        raise UsageError(
+            f"{name!r} is a number, and categories are needed here. A schema says which columns have some."
+        )
     return held.categorical[name]

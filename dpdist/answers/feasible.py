@@ -32,6 +32,7 @@ import numpy as np
 
 from dpdist.answers.variables import Matrix, Variables, variables
 from dpdist.core.errors import UsageError
+from dpdist.core.naming import parameter
 from dpdist.core.release.artefact import Release
 from dpdist.core.text import listed
 
@@ -196,7 +197,10 @@ def feasible_covariance(release: Release) -> Matrix:
     covered |= {number.place for number in held.numeric.values()}
     if len(covered) < release.bound.columns:
         missing = listed(name for place, name in enumerate(release.names) if place not in covered)
-        raise UsageError(f"The nearest moment of rows is of variables with a value in each row, and not of: {missing}.")
+        raise UsageError(
+            f"The nearest moment of rows is of variables with a value in each row, and not of: {missing}. Use another "
+            f"{parameter('shrinkage')}."
+        )
     mean = found.moment[:-1, -1] / (held.constant * held.rows)
     covariance: Matrix = found.moment[:-1, :-1] / held.rows - np.outer(mean, mean)
     return covariance

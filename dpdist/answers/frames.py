@@ -76,12 +76,13 @@ def group_means(release: Release, number: str, by: str) -> pd.DataFrame:
 
 def _relations(held: Variables, found: Sequence[Relation]) -> pd.DataFrame:
     rows = [each.to_json() for each in found]
-    names = ("measure", "strength", "low", "high", "p_value", "adjusted_p_value", "no_test")
+    names = ("measure", "strength", "low", "high", "p_value", "adjusted_p_value")
     columns = {name: [row[name] for row in rows] for name in names}
     index = _pandas().MultiIndex.from_tuples([(each.first, each.second) for each in found], names=["first", "second"])
     frame = _framed(held, columns, index, None)
-    numbers = list(names[1:6])
+    numbers = list(names[1:])
     frame[numbers] = frame[numbers].astype(np.float64)
+    frame.attrs["no_test"] = {f"{each.first}, {each.second}": each.no_test for each in found if each.no_test}
     return frame
 
 

@@ -73,7 +73,8 @@ def group_means(held: Variables, number: str, by: str) -> GroupMeans:
 
 def numeric_of(held: Variables, name: str) -> Numeric:
     """Return a number of a release by name."""
-    if held.named(name) not in held.numeric:
+    name = held.named(name)
+    if name not in held.numeric:
         raise UsageError(f"{name!r} has categories: a mean is of a number.")
     return held.numeric[name]
 

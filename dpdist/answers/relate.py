@@ -42,7 +42,8 @@ class Relation:
         """Return JSON values."""
         strength, test = self.strength, self.test
         return {
-            "variables": [self.first, self.second],
+            "first": self.first,
+            "second": self.second,
             "measure": None if strength is None else strength.measure,
             "strength": None if strength is None else strength.value,
             "low": None if strength is None else strength.interval[0],
@@ -102,7 +103,7 @@ def _no_test(held: Variables, names: tuple[str, ...]) -> str:
     filled = [name for name in names if name in held.numeric and held.numeric[name].filled]
     filled += [name for name in names if name in held.categorical and held.categorical[name].limit]
     if filled:
-        return f"missing values of {' and '.join(filled)} are replaced"
+        return f"missing values of {' and '.join(filled)}, if any, are replaced"
     places = [held.numeric[name].place for name in names if name in held.numeric]
     rows = clipped_rows(release, places) if places else None
     if rows is not None and rows.longest is None and not rows.untouched:

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cache
 
 import numpy as np
@@ -78,7 +79,7 @@ class Categorical:
 class Numeric:
     """A variable whose values are numbers."""
 
-    name: str  # as the source has it, with its transform
+    name: str  # of its numbers in the rows: with its transform, if it has one
     place: int
     shift: float  # shift + unit * x is in units of the source
     unit: float
@@ -164,9 +165,15 @@ class Variables:
         """Return the name of a variable; refuse an unknown one, or one that is left out, with the reason."""
         if name in self.categorical or name in self.numeric:
             return name
+        schema = self.release.schema
+        for column in () if schema is None else schema.columns:
+            if column.name == name and column.value_name in self.numeric:
+                return column.value_name  # the numbers of a column with a transform
         if name in self.left_out:
             raise UsageError(f"No table or mean of {name!r} is held: {self.left_out[name]}.")
-        raise UsageError(f"There is no variable {name!r}. There are: {listed([*self.names, *self.left_out])}.")
+        near = get_close_matches(str(name), self.names, 1)
+        meant = f" Did you mean {near[0]!r}?" if near else ""
+        raise UsageError(f"There is no variable {name!r}.{meant} There are: {listed([*self.names, *self.left_out])}.")
 
 
 _CURE = (
@@ -260,8 +267,8 @@ def _described(release: Release) -> tuple[dict[str, Categorical], dict[str, Nume
             left_out[column.name] = "the private scale did not see it"
         else:
             place = index[column.value_name]
-            numeric[column.name] = Numeric(
-                column.name, place, float(shifts[place]), float(units[place]),
+            numeric[column.value_name] = Numeric(
+                column.value_name, place, float(shifts[place]), float(units[place]),
                 index[f"{column.name}=missing"] if column.missing == "pairwise" else None,
                 float(column.weight or 1), column.missing in {"centre", "fill", "indicator"},
             )  # fmt: skip

@@ -7,8 +7,10 @@ from typing import Any
 import click
 
 from dpdist.answers.bias import clipped_rows
+from dpdist.answers.block import NORMAL
 from dpdist.answers.crosstab import Counts, Crosstab, counts, crosstab
 from dpdist.answers.group_means import GroupMeans, group_means
+from dpdist.answers.ratios import Ratios
 from dpdist.answers.relate import PERCENT, Relation, relation, relations
 from dpdist.answers.variables import Variables, variables
 from dpdist.cli.options import STORE, json_option
@@ -63,15 +65,28 @@ def relate(
         found, body = _of_two(held, relation(held, first, second), percent)
     if out is not None:
         write_table(out, _columns_of(found), opened, "table")
-    lengths = clipped_rows(opened)
-    remark = f"{'' if held.public else 'About '}{counted(round(held.rows), 'row')}: {lengths.describe()}."
-    remarks = (remark, lengths.warning(), about_variables(held), cautions_message(opened.cautions).strip())
+    lengths = clipped_rows(opened, _places(held, [name for name in (first, second) if name is not None]))
+    remark = f"{'' if held.public else 'About '}{counted(round(held.rows), 'row')}: {lengths.describe().removeprefix('of ')}."
+    unknown = (
+        f"For the rows as they are, means and strengths of numbers are {lengths.unknown}." if lengths.unknown else ""
+    )
+    remarks = (remark, unknown, about_variables(held), cautions_message(opened.cautions).strip())
     value = {
         "release": str(release), "status": opened.status, "rows": held.rows, "cautions": list(opened.cautions),
-        "unit": None if opened.unit is None else opened.unit.to_json(), "left_out": held.left_out, **found,
+        "unit": None if opened.unit is None else opened.unit.to_json(), "about": lengths.describe(),
+        "shortened": lengths.to_json(), "left_out": held.left_out, **found,
     }  # fmt: skip
     mark = "" if opened.status == "private" else f"{opened.status.upper()}: do not publish it.\n"
     answer(as_json, value, f"{mark}{body}\n{wrapped(' '.join(filter(None, remarks)))}")
+
+
+def _places(held: Variables, names: list[str]) -> list[int] | None:
+    """Return the columns of some variables, and of all if no second one is named."""
+    if len(names) < 2:
+        return None
+    known = [held.named(name) for name in names]
+    numbers = [held.numeric[name].place for name in known if name in held.numeric]
+    return [*numbers, *(place for name in known if name in held.categorical for place in held.categorical[name].places)]
 
 
 def _of_pairs(found: list[Relation], name: str | None) -> tuple[dict[str, Any], str]:
@@ -98,7 +113,7 @@ def _counts_json(found: Counts) -> list[dict[str, Any]]:
     return [
         {
             found.variable.name: name, "rows": float(found.estimates[i]), "low": float(found.intervals[i, 0]),
-            "high": float(found.intervals[i, 1]), "share": float(found.shares.estimates[i]),
+            "high": float(found.intervals[i, 1]), **_share("share", found.shares, i),
         }
         for i, name in enumerate(found.variable.categories)
     ]  # fmt: skip
@@ -109,8 +124,8 @@ def _table_json(found: Crosstab) -> list[dict[str, Any]]:
         {
             found.rows.name: row, found.columns.name: column, "rows": float(found.estimates[i, j]),
             "low": float(found.intervals[i, j, 0]), "high": float(found.intervals[i, j, 1]),
-            "shrunk": float(found.shrunk[i, j]), "of_row": _finite(found.of_rows.estimates[i, j]),
-            "of_column": _finite(found.of_columns.estimates[i, j]), "of_all": _finite(found.of_all.estimates[i, j]),
+            "shrunk": float(found.shrunk[i, j]), **_share("of_row", found.of_rows, i, j),
+            **_share("of_column", found.of_columns, i, j), **_share("of_all", found.of_all, i, j),
         }
         for i, row in enumerate(found.rows.categories)
         for j, column in enumerate(found.columns.categories)
@@ -120,11 +135,20 @@ def _table_json(found: Crosstab) -> list[dict[str, Any]]:
 def _means_json(found: GroupMeans) -> list[dict[str, Any]]:
     return [
         {
-            found.variable.name: name, "rows": float(found.counts[i]), "mean": _finite(found.means.estimates[i]),
+            found.variable.name: name, "rows": float(found.counts[i]),
+            "rows_low": float(found.counts[i] - NORMAL * found.count_deviation),
+            "rows_high": float(found.counts[i] + NORMAL * found.count_deviation),
+            "mean": _finite(found.means.estimates[i]),
             "low": _finite(found.means.intervals[i, 0]), "high": _finite(found.means.intervals[i, 1]),
         }
         for i, name in enumerate(found.variable.categories)
     ]  # fmt: skip
+
+
+def _share(name: str, found: Ratios, *place: int) -> dict[str, float | None]:
+    """Return a share with the ends of its interval."""
+    low, high = found.intervals[place]
+    return {name: _finite(found.estimates[place]), f"{name}_low": _finite(low), f"{name}_high": _finite(high)}
 
 
 def _finite(value: Any) -> float | None:
@@ -134,7 +158,7 @@ def _finite(value: Any) -> float | None:
 
 def _columns_of(found: dict[str, Any]) -> dict[str, list[object]]:
     """Return the rows of an answer as columns."""
-    rows = next((found[key] for key in ("table", "means", "counts", "associations") if key in found), None)
+    rows = next((found[key] for key in ("table", "means", "associations") if key in found), None)
     rows = [found["association"]] if rows is None else rows
     flat = [{**row, **{k: ", ".join(v) for k, v in row.items() if isinstance(v, list)}} for row in rows]
     return {name: [row[name] for row in flat] for name in flat[0]}

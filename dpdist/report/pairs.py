@@ -50,7 +50,7 @@ def table_text(found: Crosstab, percent: str | None) -> str:
     if percent is None:
         values, ends = found.estimates, found.intervals
         cells = [[_number(value) for value in row] for row in values]
-        error = f"Each count is within {math.ceil(1.96 * found.deviation)} of that of the rows"
+        error = f"Each count is within {math.ceil(1.96 * found.deviation)} of the exact one"
     else:
         ratios = {"rows": found.of_rows, "columns": found.of_columns, "all": found.of_all}[percent]
         values, ends = ratios.estimates, ratios.intervals
@@ -63,7 +63,7 @@ def table_text(found: Crosstab, percent: str | None) -> str:
     lines = aligned(matrix)
     if max(map(len, lines)) > shutil.get_terminal_size().columns:
         lines, error = _largest(found, values, ends, percent), ""
-    parts = [title, *lines, *([wrapped(f"{error}, in 19 of 20 releases.")] if error else [])]
+    parts = [title, *lines, *([wrapped(f"{error} in 95 of 100 cases, for itself.")] if error else [])]
     if found.drowned and percent is None:
         parts.append(_shrunk_text(found))
     return "\n".join(parts)
@@ -92,7 +92,7 @@ def relation_text(found: Relation) -> str:
     if found.test is None:
         return f"{text} No test: {found.no_test}."
     p = p_text(found.test.p_value)
-    return f"{text} Test of independence, for rows that are a sample: p {'' if p.startswith('<') else '= '}{p}."
+    return f"{text} Test of independence, alone, for rows that are a sample: p {'' if p.startswith('<') else '= '}{p}."
 
 
 def relations_text(found: Sequence[Relation], name: str | None) -> str:
@@ -166,8 +166,8 @@ def about_variables(held: Variables) -> str:
 
 def strength_text(strength: Strength) -> str:
     """Return a strength with its interval."""
-    low, high = strength.interval
-    return f"{strength.value:.2f} ({low:.2f} .. {high:.2f})"
+    value, low, high = (f"{each + 0.0:.2f}".replace("-0.00", "0.00") for each in (strength.value, *strength.interval))
+    return f"{value} ({low} .. {high})"
 
 
 def p_text(value: float) -> str:
@@ -203,7 +203,7 @@ def _largest_error(ratios: Ratios) -> str:
     known = np.isfinite(reach).all(axis=-1)
     if not known.any():
         return ""
-    return f"Each share is within {100 * float(reach[known].max()):.2g} percentage points of that of the rows"
+    return f"Each share is within {100 * float(reach[known].max()):.2g} percentage points of the exact one"
 
 
 def _more(hidden: int, noun: str) -> list[str]:
@@ -211,12 +211,13 @@ def _more(hidden: int, noun: str) -> list[str]:
 
 
 def _number(value: float) -> str:
+    """Return an unbiased count, which may be negative."""
     return f"{value:.0f}" if abs(value) >= 0.5 else "0"
 
 
 def percent_text(share: float) -> str:
     """Return a share in percent, or a dash if it is unknown."""
-    return "-" if math.isnan(share) else f"{100 * share:.1f}"
+    return "-" if math.isnan(share) else f"{100 * min(1.0, max(0.0, share)):.1f}"
 
 
 def alike(*values: float) -> list[str]:

@@ -55,13 +55,14 @@ def related_of(release: Release) -> Related | None:
     tests = sum(each.test is not None for each in found)
     notes = [f"The {len(rows)} strongest of {len(found)} pairs. " if len(found) > len(rows) else ""]
     notes.append(
-        "A strength is Cramér's V, eta or a correlation, from 0 to 1, without the noise; small categories are merged. "
+        "A strength is Cramér's V or eta, from 0 to 1, or a correlation r, from -1 to 1, without the noise; small "
+        "categories are merged. "
     )
     if tests:
         notes.append(f"p-values are adjusted for {tests} tests (Holm), for rows that are a sample. ")
     notes += [f"No test: {reason}. " for reason in sorted({e.no_test for e in found if e.no_test and e.strength})]
     pairs = [pair for each in found if (pair := _pair(held, each)) is not None][:_TABLES]
-    head = ("variables", "strength", "between", "measure", "p")
+    head = ("variables", "strength", "between", "measure", "p, adjusted")
     return Related(Table(head, rows), f"{''.join(notes)}{about_variables(held)}", pairs)
 
 
@@ -94,7 +95,8 @@ def _pair(held: Variables, found: Relation) -> Pair | None:
         for name, own, shares in zip(result.rows.categories, np.round(result.estimates) + 0.0, values, strict=True)
     ]
     reach = math.ceil(1.96 * result.deviation)
-    note = f"Rows, and percent of each line. Each count is within {reach} in 19 of 20 releases. {relation_text(found)}"
+    note = f"Rows, and percent of each line. Each count is within {reach} of the exact one in 95 of 100 cases. "
+    note += relation_text(found)
     return Pair(title, Table(heads, rows), note)
 
 

@@ -313,3 +313,47 @@ def test_a_feasible_covariance_is_closer_and_only_of_complete_variables() -> Non
     assert np.mean(errors[Shrinkage.FEASIBLE]) < 0.8 * np.mean(errors[Shrinkage.NONE])
     with pytest.raises(UsageError, match="not of: age=missing"):
         covariance(next(assemble_drawn(request(), SCHEMA, table(9))), Shrinkage.FEASIBLE)
+
+
+def test_a_weak_strength_has_an_interval_that_holds_it() -> None:
+    """300 draws of two weak pairs, of which the estimate is often 0: .92 to 1 of the intervals hold the exact one."""
+    random = np.random.default_rng(10)
+    frame = table(10).assign(premium=random.random(N) < 0.3)
+    frame["income"] = np.clip(frame["income"] + 1.0 * frame["premium"], 0, 100)
+    exact = next(held(frame, request("1000000")))
+    inside: dict[str, list[bool]] = {"region": [], "income": []}
+    truths = {
+        "region": cramers_v(exact, exact.categorical["plan"], exact.categorical["premium"]),
+        "income": eta(exact, exact.numeric["income"], exact.categorical["premium"]),
+    }
+    for _, each in zip(range(300), held(frame, request("0.7")), strict=False):
+        premium = each.categorical["premium"]
+        found = {
+            "region": cramers_v(each, each.categorical["plan"], premium),
+            "income": eta(each, each.numeric["income"], premium),
+        }
+        for name, strength in found.items():
+            truth = truths[name]
+            if strength is not None and truth is not None and not strength.merged:
+                inside[name].append(strength.interval[0] <= truth.value <= strength.interval[1])
+    for covered in inside.values():
+        assert len(covered) > 100
+        assert np.mean(covered) > 0.92
+
+
+def test_a_column_with_a_transform_is_named_after_it() -> None:
+    random = np.random.default_rng(11)
+    frame = pd.DataFrame({"spend": random.lognormal(4, 1, 3000), "kind": random.choice(["a", "b"], 3000)})
+    schema = Schema(
+        [
+            Column("spend", "number", range=(0, 5000), transform="log"),
+            Column("kind", "category", categories=["a", "b"]),
+        ],
+        "range",
+    )  # fmt: skip
+    found = next(held(frame, request("1000000"), schema))
+    assert list(found.numeric) == ["log1p(spend)"]
+    for name in ("spend", "log1p(spend)"):
+        result = group_means(found, name, "kind")
+        assert result.number.name == "log1p(spend)"
+        assert np.abs(result.means.estimates - np.log1p(frame["spend"]).groupby(frame["kind"]).mean()).max() < 1e-2

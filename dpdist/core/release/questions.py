@@ -27,8 +27,9 @@ class Questions:
         -------
         pandas.DataFrame
             One row per pair, the strongest first, with ``measure`` (Cramér's V, eta or r), ``strength`` with the ends
-            ``low`` and ``high`` of its 95 % interval, ``p_value``, ``adjusted_p_value`` (Holm, for the tests of this
-            frame), and ``no_test``, the reason if there is none. ``attrs`` has the number of rows, and what they are.
+            ``low`` and ``high`` of its 95 % interval, ``p_value`` and ``adjusted_p_value`` (Holm, for the tests of this
+            frame), NaN without a test. ``attrs`` has the reasons (``no_test``), the number of ``rows``, and what they
+            are (``about``).
 
         Raises
         ------
