@@ -66,7 +66,8 @@ def relate(
     if out is not None:
         write_table(out, _columns_of(found), opened, "table")
     lengths = clipped_rows(opened, _places(held, [name for name in (first, second) if name is not None]))
-    remark = f"{'' if held.public else 'About '}{counted(round(held.rows), 'row')}: {lengths.describe().removeprefix('of ')}."
+    rows = counted(round(held.rows), "row")
+    remark = f"{'' if held.public else 'About '}{rows}: {lengths.describe().removeprefix('of ')}."
     unknown = lengths.unknown and f"For the rows as they are, means and strengths of numbers are {lengths.unknown}."
     remarks = (remark, unknown, about_variables(held), cautions_message(opened.cautions).strip())
     value = {
