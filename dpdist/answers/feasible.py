@@ -24,7 +24,6 @@ noise, and no eigenvalue than a hundredth of the edge.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -45,11 +44,8 @@ _CELLS, _EDGES = 0.02, 0.01
 class Feasible:
     """The nearest moment that rows can have."""
 
-    held: Variables
     moment: Matrix  # (d + 1, d + 1), of the bounded rows and their constant
     tables: dict[tuple[str, str], Matrix]  # not negative
-    steps: int
-    moved: float  # distance from the closed form, in standard deviations of an entry of the noise, per entry
 
 
 class Layout:
@@ -104,37 +100,29 @@ class Layout:
         return margins
 
 
-def feasible(held: Variables, progress: Callable[[int], object] = lambda _: None) -> Feasible:
+def feasible(held: Variables) -> Feasible:
     """Return the nearest moment that rows can have; refuse rows that are not about the middles of categories."""
     if not held.constant or not all(variable.centred for variable in held.categorical.values()):
         raise UsageError("Only a release with the mean, about the middles of categories, has a nearest moment of rows.")
     layout = Layout(held)
     released = layout.released()
     n, margins = held.rows, layout.margins(released)
-    start = matrix = layout.of(n, margins, released)
+    matrix = layout.of(n, margins, released)
     edge = float(np.sqrt(2 * held.noise * layout.size))
     pairs = list(combinations(held.categorical, 2))
     cells = {pair: _cells(layout, matrix, n, margins, *pair) for pair in pairs}
     slack_matrix, slack_cells = np.zeros_like(matrix), {pair: np.zeros_like(cells[pair]) for pair in pairs}
-    split_cells, step = dict(cells), 0
-    for step in range(1, _STEPS + 1):
-        progress(step)
+    for _ in range(_STEPS):
         split = _semidefinite(matrix + slack_matrix)
         split_cells = {pair: np.maximum(cells[pair] + slack_cells[pair], 0.0) for pair in pairs}
         margins, matrix = _nearest(layout, released, split - slack_matrix, split_cells, slack_cells)
         cells = {pair: _cells(layout, matrix, n, margins, *pair) for pair in pairs}
         slack_matrix = slack_matrix + matrix - split
         slack_cells = {pair: slack_cells[pair] + cells[pair] - split_cells[pair] for pair in pairs}
-        if _done(held, layout, matrix, cells, edge):
+        if _done(held, matrix, cells, edge):
             break
-    entries = layout.size * (layout.size + 1) / 2
-    moved = float(np.linalg.norm(matrix - start)) / np.sqrt(held.noise * entries)
     return Feasible(
-        held,
-        layout.onto @ matrix @ layout.onto.T,
-        {pair: np.maximum(table, 0.0) for pair, table in cells.items()},
-        step,
-        moved,
+        layout.onto @ matrix @ layout.onto.T, {pair: np.maximum(table, 0.0) for pair, table in cells.items()}
     )
 
 
@@ -181,18 +169,18 @@ def _nearest(
     return margins, layout.of(held.rows, margins, rest)
 
 
-def _done(held: Variables, layout: Layout, matrix: Matrix, cells: dict[tuple[str, str], Matrix], edge: float) -> bool:
+def _done(held: Variables, matrix: Matrix, cells: dict[tuple[str, str], Matrix], edge: float) -> bool:
+    """Whether what is left of violations is little beside the noise."""
     for (first, second), table in cells.items():
         deviation = np.sqrt(held.noise / 2) / (held.categorical[first].weight * held.categorical[second].weight)
         if table.min() < -_CELLS * deviation:
             return False
-    return float(np.linalg.eigvalsh(matrix)[0]) >= -_EDGES * edge and layout.size > 0
+    return float(np.linalg.eigvalsh(matrix)[0]) >= -_EDGES * edge
 
 
 def feasible_covariance(release: Release) -> Matrix:
     """Return the covariance of the nearest moment that rows can have, (d, d), in units of the bounded rows."""
     held = variables(release)
-    found = feasible(held)
     covered = {place for variable in held.categorical.values() for place in variable.places}
     covered |= {number.place for number in held.numeric.values()}
     if len(covered) < release.bound.columns:
@@ -201,6 +189,7 @@ def feasible_covariance(release: Release) -> Matrix:
             f"The nearest moment of rows is of variables with a value in each row, and not of: {missing}. Use another "
             f"{parameter('shrinkage')}."
         )
+    found = feasible(held)
     mean = found.moment[:-1, -1] / (held.constant * held.rows)
     covariance: Matrix = found.moment[:-1, :-1] / held.rows - np.outer(mean, mean)
     return covariance
