@@ -121,7 +121,7 @@ def odds_text(found: Logistic, rows: str) -> str:
     lines = [("", "odds ratio", "between", "coefficient")]
     for i in sorted(order):
         each = found.effects[i]
-        ratio, *ends = alike_digits(*each.odds)
+        ratio, *ends = alike(*each.odds)
         lines.append((_short(each.name, 30), ratio, " .. ".join(ends), f"{each.value:.3g}"))
     ridge = ", with a small ridge, which makes them smaller" if found.ridge else ""
     text = (
@@ -140,19 +140,6 @@ def odds_text(found: Logistic, rows: str) -> str:
 def _evidence(effect: Effect) -> float:
     reach = effect.interval[1] - effect.value
     return abs(effect.value) / reach if reach else math.inf
-
-
-def alike_digits(*values: float) -> list[str]:
-    """Return numbers with three digits, or as many as make the ends of an interval differ.
-
-    >>> alike_digits(1.00002, 0.99998, 1.00006)
-    ['1.00002', '0.99998', '1.00006']
-    """
-    for digits in range(3, 12):
-        shown = [f"{value:.{digits}g}" for value in values]
-        if shown[1] != shown[2] and shown[0] not in shown[1:]:
-            break
-    return shown
 
 
 def about_variables(held: Variables) -> str:
@@ -221,7 +208,11 @@ def percent_text(share: float) -> str:
 
 
 def alike(*values: float) -> list[str]:
-    """Return numbers with the decimals that their differences show."""
+    """Return numbers with the decimals that their differences show.
+
+    >>> alike(0.2594, 0.2412, 0.2781), alike(1.00002, 0.99998, 1.00006)
+    (['0.259', '0.241', '0.278'], ['1.000020', '0.999980', '1.000060'])
+    """
     spread = max(values) - min(values)
     decimals = max(0, 1 - math.floor(math.log10(spread))) if spread > 0 else 3
     return [f"{value:.{min(decimals, 12)}f}" for value in values]
