@@ -14,10 +14,10 @@ S the covariance of x, so that every step is safe (Böhning 1992). A target of s
 S is that of the nearest moment that rows can have (:mod:`dpdist.answers.feasible`). There is no ridge if the columns
 vary along every direction by 2.5 times the edge of the noise, and otherwise a tenth of the edge.
 
-**Errors.** To first order b changes by ``G (dc - k dS b)``, with ``k = E s'(eta)`` and ``G = (k S + ridge)^-1``, which
-is a product of the noise with a fixed vector (:class:`dpdist.answers.block.EntryNoise`). Intervals account for the
-noise alone, and are those of this model: of columns that are dependent in other ways than by their covariance, and with
-the ridge, which makes coefficients smaller.
+**Errors.** To first order b changes by ``G (dc - K dS b)``, with ``G = (K S + ridge)^-1``, where K has the mean of s'
+for numbers, and for a variable with categories that in each of them; dc and dS b are products of independent parts of
+the noise with fixed vectors. Intervals account for the noise alone, and are those of this model: of columns that are
+dependent in other ways than by their covariance, and with the ridge, which makes coefficients smaller.
 """
 
 from __future__ import annotations
@@ -128,7 +128,6 @@ class _Model:
         edge = math.sqrt(2 * held.noise * len(reduced)) / n
         clear = bool(np.linalg.eigvalsh(self.s)[0] > _CLEAR * edge)
         self.ridge = (0.0 if clear else _RIDGE * edge) if ridge is None else ridge
-        self.size = len(reduced)
 
     def shares(self, variable: Categorical, own: Sequence[int]) -> Matrix:
         """Return the shares of the categories of a variable, from its coordinates in the moment."""
@@ -140,14 +139,15 @@ class _Model:
         direction = self.target.basis[category] / self.target.weight
         share = float(self.shares(self.target, self.of_target)[category])
         c = self.with_target @ direction
-        b, middle, slope = self._solved(c, share)
-        inverse = np.linalg.inv(slope * self.s + self.ridge * np.eye(len(b)))
-        vector = np.zeros(self.size)
-        vector[self.places], vector[self.of_target] = -slope * b, direction
-        vector[0] = -float(self.mean @ vector) / self.held.constant
-        own = vector[self.places]
-        noise = self.held.noise / 2 * (float(vector @ vector) * np.eye(len(b)) + np.outer(own, own))
-        errors = inverse @ (noise / self.held.rows**2) @ inverse
+        b, middle, slopes = self._solved(c, share)
+        inverse = np.linalg.inv(slopes @ self.s + self.ridge * np.eye(len(b)))
+        lengths = [  # of the vectors that multiply the noise of c and of S, with that of the means
+            float(v @ v) + (float(self.mean[places] @ v) / self.held.constant) ** 2
+            for v, places in ((direction, self.of_target), (b, self.places))
+        ]
+        of_s = slopes @ (lengths[1] * np.eye(len(b)) + np.outer(b, b)) @ slopes.T
+        noise = self.held.noise / 2 / self.held.rows**2 * (lengths[0] * np.eye(len(b)) + of_s)
+        errors = inverse @ noise @ inverse.T
         if float(b @ np.linalg.solve(errors, b)) < chi2.ppf(0.95, len(b)):  # b is not told from 0
             raise BelowNoiseError(
                 f"Nothing about {self.target.name} is seen above the noise, so no logistic regression can be computed. "
@@ -176,9 +176,9 @@ class _Model:
         label = f"{self.target.name}={self.target.categories[category]}"
         return Logistic(label, share, intercept, tuple(effects), tuple(references), self.ridge)
 
-    def _solved(self, c: Matrix, share: float) -> tuple[Matrix, float, float]:
-        """Return b, the mean of eta and the mean of the slope."""
-        b, middle, slope = np.zeros(len(c)), 0.0, 0.25
+    def _solved(self, c: Matrix, share: float) -> tuple[Matrix, float, Matrix]:
+        """Return b, the mean of eta, and the derivative of the equations by the covariances of x and eta."""
+        b, middle, slopes = np.zeros(len(c)), 0.0, np.zeros((len(c), len(c)))
         step = np.linalg.inv(self.s / 4 + self.ridge * np.eye(len(c)))
         for _ in range(_STEPS):
             along = self.s @ b
@@ -186,30 +186,34 @@ class _Model:
             middle = float(brentq(lambda a, d=deviation: _W @ expit(a + d * _Z) - share, -60, 60))
             curve = expit(middle + deviation * _Z)
             slope = float(_W @ (curve * (1 - curve)))
-            left = np.concatenate([self._left(name, c, along, middle, deviation, share, slope) for name in self.names])
+            left = np.empty(len(c))
+            for name, at in self.at.items():
+                if name in self.held.numeric:
+                    left[at], slopes[at, at] = c[at] - slope * along[at], slope
+                else:
+                    left[at], slopes[at, at] = self._left(name, c, along, middle, deviation, share)
             moved = step @ (left - self.ridge * b)
             b = b + moved
             if np.abs(moved).max() < _TOLERANCE * max(1.0, np.abs(b).max()):
                 break
-        return b, middle, slope
+        return b, middle, slopes
 
     def _left(
-        self, name: str, c: Matrix, along: Matrix, middle: float, deviation: float, share: float, slope: float
-    ) -> Matrix:  # fmt: skip
-        """Return ``E y x - E s(eta) x`` of the coordinates of a variable."""
-        at = self.at[name]
-        if name in self.held.numeric:
-            return c[at] - slope * along[at]
-        variable = self.held.categorical[name]
+        self, name: str, c: Matrix, along: Matrix, middle: float, deviation: float, share: float
+    ) -> tuple[Matrix, Matrix]:
+        """Return ``E y x - E s(eta) x`` of the coordinates of a variable, and how it falls with cov(x, eta)."""
+        at, variable = self.at[name], self.held.categorical[name]
         shares = self.shares(variable, self.places[at])
         shares = shares / shares.sum()
         above = np.clip(variable.basis @ along[at] / variable.weight / shares, -_FARTHEST, _FARTHEST)
         within = math.sqrt(max(deviation**2 - float(shares @ above**2), 0.0))
-        expected = shares * (expit(middle + above[:, None] + within * _Z) @ _W)
+        curve = expit(middle + above[:, None] + within * _Z)
+        expected, own = shares * (curve @ _W), (curve * (1 - curve)) @ _W
         expected *= share / expected.sum()
         target = variable.basis @ c[at] / variable.weight + shares * share
         left: Matrix = variable.weight * (variable.basis.T @ (target - expected))
-        return left
+        falls = np.diag(own) - np.outer(shares * own, own) / float(shares @ own)  # the mean of y stays
+        return left, variable.basis.T @ falls @ variable.basis
 
 
 def _effect(name: str, value: float, variance: float) -> Effect:
