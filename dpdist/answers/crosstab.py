@@ -21,12 +21,13 @@ every table, so it stands beside the unbiased one, never in its place.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from dpdist.answers.block import ends
+from dpdist.answers.block import NORMAL, ends
 from dpdist.answers.ratios import Ratios, ratios
 from dpdist.answers.variables import Categorical, Matrix, Variables
 from dpdist.core.errors import UsageError
@@ -66,36 +67,41 @@ class Crosstab:
         """95 % intervals of the cells, (k, l, 2)."""
         return ends(self.estimates, np.full(self.estimates.shape, self.deviation), low=0.0)
 
+    @property
+    def reach(self) -> int:
+        """Rows that each cell is within of the exact one, in 95 of 100 cases."""
+        return math.ceil(NORMAL * self.deviation)
+
+    def shares(self, of: str) -> Ratios:
+        """Return the shares of ``"rows"``, of ``"columns"`` or of ``"all"``."""
+        return {"rows": self.of_rows, "columns": self.of_columns, "all": self.of_all}[of]
+
 
 def counts(held: Variables, name: str) -> Counts:
     """Return the counts of the categories of a variable."""
     variable = categorical_of(held, name)
-    k, margin, n, of_n = variable.size, held.margin(name), held.rows, held.rows_variance
-    values = n / k + variable.basis @ margin.values
-    variance = of_n / k**2 + margin.variance * (1 - 1 / k)
-    shares = ratios(values, n, variance, of_n, of_n / k)
-    return Counts(variable, values, float(np.sqrt(variance)), shares)
+    own, n, of_n = held.counts(variable.name), held.rows, held.rows_variance
+    shares = ratios(own.values, n, own.variance, of_n, of_n / variable.size)
+    return Counts(variable, own.values, float(np.sqrt(own.variance)), shares)
 
 
 def crosstab(held: Variables, rows: str, columns: str) -> Crosstab:
     """Return the table of two different variables."""
     a, b = categorical_of(held, rows), categorical_of(held, columns)
-    if rows == columns:
-        raise UsageError(f"A table is of two variables, and {rows!r} was named twice.")
+    if a.name == b.name:
+        raise UsageError(f"A table is of two variables, and {a.name!r} was named twice.")
     k, m, n, of_n = a.size, b.size, held.rows, held.rows_variance
-    first, second, both = held.margin(rows), held.margin(columns), held.pair(rows, columns)
-    of_a, of_b = a.basis @ first.values, b.basis @ second.values
-    outside = n / (k * m) + of_a[:, None] / m + of_b[None] / k
+    by_row, by_column, both = held.counts(a.name), held.counts(b.name), held.pair(a.name, b.name)
+    # n and its error are in both margins
+    outside = by_row.values[:, None] / m + by_column.values / k - n / (k * m)
     values = outside + a.basis @ both.values @ b.basis.T
-    by_row, by_column = first.variance * (1 - 1 / k), second.variance * (1 - 1 / m)
-    variance = of_n / (k * m) ** 2 + by_row / m**2 + by_column / k**2
+    variance = by_row.variance / m**2 + by_column.variance / k**2 - of_n / (k * m) ** 2
     variance += both.variance * (1 - 1 / k) * (1 - 1 / m)
-    totals = n / k + of_a, n / m + of_b
     shrunk, drowned = _shrunk(held, a, b)
     return Crosstab(
         a, b, values, float(np.sqrt(variance)), shrunk,
-        ratios(values, totals[0][:, None], variance, of_n / k**2 + by_row, of_n / (k**2 * m) + by_row / m),
-        ratios(values, totals[1], variance, of_n / m**2 + by_column, of_n / (m**2 * k) + by_column / k),
+        ratios(values, by_row.values[:, None], variance, by_row.variance, by_row.variance / m),
+        ratios(values, by_column.values, variance, by_column.variance, by_column.variance / k),
         ratios(values, n, variance, of_n, of_n / (k * m)), drowned,
     )  # fmt: skip
 

@@ -52,7 +52,7 @@ def crosstab(release: Release, rows: str, columns: str, percent: str | None = No
         parts = {"value": found.estimates, "low": found.intervals[..., 0], "high": found.intervals[..., 1]}
         parts["shrunk"] = found.shrunk
     else:
-        ratios = {"rows": found.of_rows, "columns": found.of_columns, "all": found.of_all}[percent].clipped(0.0, 1.0)
+        ratios = found.shares(percent).clipped(0.0, 1.0)
         ends = 100 * ratios.intervals
         parts = {"value": 100 * ratios.estimates, "low": ends[..., 0], "high": ends[..., 1]}
     cells = {

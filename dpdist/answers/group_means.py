@@ -20,7 +20,7 @@ import numpy as np
 
 from dpdist.answers.crosstab import categorical_of
 from dpdist.answers.ratios import Ratios, ratios
-from dpdist.answers.variables import Categorical, Matrix, Numeric, Variables
+from dpdist.answers.variables import Categorical, Matrix, Numeric, Sums, Variables
 from dpdist.core.errors import UsageError
 
 
@@ -33,28 +33,18 @@ class GroupMeans:
     counts: Matrix  # (k,) rows with a value
     count_deviation: float
     means: Ratios  # (k,)
-    overall: float
     differences: Matrix  # (k, k): of the mean in each row less that in each column; NaN where one is unknown
     deviations: Matrix  # (k, k): of the noise in the differences
-
-
-@dataclass(frozen=True)
-class _Sums:
-    """Sums over the rows of each category, with the variance of one and the covariance of two."""
-
-    values: Matrix
-    variance: float
-    shared: float
 
 
 def group_means(held: Variables, number: str, by: str) -> GroupMeans:
     """Return the means of a number by the categories of a variable."""
     variable, numeric = categorical_of(held, by), numeric_of(held, number)
-    sums, counts = _sums(held, variable, numeric.place), _counts(held, variable)
+    sums, counts = held.sums(variable.name, numeric.place), held.counts(variable.name)
     if numeric.indicator is not None:
-        gaps = _sums(held, variable, numeric.indicator)
+        gaps = held.sums(variable.name, numeric.indicator)
         w = numeric.weight
-        counts = _Sums(
+        counts = Sums(
             counts.values - gaps.values / w, counts.variance + gaps.variance / w**2, counts.shared + gaps.shared / w**2
         )
     means = ratios(sums.values, counts.values, sums.variance, counts.variance)
@@ -66,7 +56,6 @@ def group_means(held: Variables, number: str, by: str) -> GroupMeans:
     unit = abs(numeric.unit)
     return GroupMeans(
         variable, numeric, size, float(np.sqrt(counts.variance)), means.mapped(numeric.shift, numeric.unit),
-        numeric.shift + numeric.unit * float(sums.values.sum() / size.sum()),
         numeric.unit * (m[:, None] - m[None]), unit * deviations,
     )  # fmt: skip
 
@@ -77,17 +66,3 @@ def numeric_of(held: Variables, name: str) -> Numeric:
     if name not in held.numeric:
         raise UsageError(f"{name!r} has categories: a mean is of a number.")
     return held.numeric[name]
-
-
-def _counts(held: Variables, variable: Categorical) -> _Sums:
-    k, margin = variable.size, held.margin(variable.name)
-    shared = held.rows_variance / k**2
-    values = held.rows / k + variable.basis @ margin.values
-    return _Sums(values, shared + margin.variance * (1 - 1 / k), shared - margin.variance / k)
-
-
-def _sums(held: Variables, variable: Categorical, place: int) -> _Sums:
-    k, total, x = variable.size, held.total(place), held.by_category(variable.name, place)
-    shared = total.variance / k**2
-    values = float(total.values[0]) / k + variable.basis @ x.values
-    return _Sums(values, shared + x.variance * (1 - 1 / k), shared - x.variance / k)

@@ -97,6 +97,15 @@ class Estimate:
 
 
 @dataclass(frozen=True)
+class Sums:
+    """Sums over the rows of each category, with the variance of one and the covariance of two."""
+
+    values: Matrix  # (k,)
+    variance: float
+    shared: float
+
+
+@dataclass(frozen=True)
 class Variables:
     """The variables of a release, and the estimates of their coordinates."""
 
@@ -144,6 +153,24 @@ class Variables:
         variable = self.categorical[name]
         values: Matrix = variable.columns.T @ self.moment[list(variable.places), place] / variable.weight
         return Estimate(values, self.noise / 2 / variable.weight**2)
+
+    def counts(self, name: str) -> Sums:
+        """Return N of a variable, (k,)."""
+        return self._by_category(name, self.rows, self.rows_variance, self.margin(name))
+
+    def sums(self, name: str, place: int) -> Sums:
+        """Return the sums of a column of numbers over the rows of each category, (k,)."""
+        total = self.total(place)
+        return self._by_category(name, float(total.values[0]), total.variance, self.by_category(name, place))
+
+    def _by_category(self, name: str, total: float, of_total: float, margin: Estimate) -> Sums:
+        k, shared = self.categorical[name].size, of_total / self.categorical[name].size ** 2
+        values = total / k + self.categorical[name].basis @ margin.values
+        return Sums(values, shared + margin.variance * (1 - 1 / k), shared - margin.variance / k)
+
+    def number_and_category(self, first: str, second: str) -> tuple[str, str]:
+        """Return the names of a number and of a variable with categories, in this order."""
+        return (first, second) if first in self.numeric else (second, first)
 
     def square(self, place: int) -> Estimate:
         """Return the sum of squares of a column of numbers."""
@@ -206,7 +233,8 @@ def variables(release: Release) -> Variables:
         raise DataError(f"Tables are of at most {_MOST_COLUMNS} columns, not {d}.")
     c, unit = bound.constant * bound.unit, bound.unit**2
     exact = release.exact_count is not None
-    noise = entry_noise(release, None)
+    entries = entry_noise(release, None)
+    noise = max(entries.on, 2 * entries.off)
     moment = moment_of(release, np.arange(d))
     moment[np.diag_indices(d)] -= release.noise.mean_diagonal * unit
     if c and release.row_sum is not None and release.row_count is not None:
@@ -214,13 +242,11 @@ def variables(release: Release) -> Variables:
         corner = np.array([[c**2 * release.row_count]])
         moment = np.block([[moment, sums[:, None]], [sums[None], corner]])
     categorical, numeric, left_out = _described(release)
-    rows, rows_variance = _rows(release, categorical.values(), moment, c, max(noise.on, 2 * noise.off))
+    rows, rows_variance = _rows(release, categorical.values(), moment, c, noise)
     if rows <= 0:
         raise BelowNoiseError("The estimate of the number of rows is not positive: the data are below the noise.")
     public = exact and not (release.schema is not None and release.schema.dropping)
-    return Variables(
-        release, categorical, numeric, left_out, rows, rows_variance, public, moment, c, max(noise.on, 2 * noise.off)
-    )
+    return Variables(release, categorical, numeric, left_out, rows, rows_variance, public, moment, c, noise)
 
 
 def _rows(

@@ -103,7 +103,7 @@ def _of_two(held: Variables, found: Relation, percent: str | None) -> tuple[dict
         return {**value, "table": _table_json(table)}, f"{table_text(table, percent)}\n{sentence}"
     if found.first in held.numeric and found.second in held.numeric:
         return value, sentence
-    number, by = (found.first, found.second) if found.first in held.numeric else (found.second, found.first)
+    number, by = held.number_and_category(found.first, found.second)
     means = group_means(held, number, by)
     return {**value, "means": _means_json(means)}, f"{means_text(means)}\n{sentence}"
 

@@ -50,9 +50,9 @@ def table_text(found: Crosstab, percent: str | None) -> str:
     if percent is None:
         values, ends = found.estimates, found.intervals
         cells = [[_number(value) for value in row] for row in values]
-        error = f"Each count is within {math.ceil(1.96 * found.deviation)} of the exact one"
+        error = f"Each count is within {found.reach} of the exact one"
     else:
-        ratios = {"rows": found.of_rows, "columns": found.of_columns, "all": found.of_all}[percent]
+        ratios = found.shares(percent)
         values, ends = ratios.estimates, ratios.intervals
         cells = [[percent_text(value) for value in row] for row in values]
         error = _largest_error(ratios)

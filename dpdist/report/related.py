@@ -94,14 +94,13 @@ def _pair(held: Variables, found: Relation) -> Pair | None:
         )
         for name, own, shares in zip(result.rows.categories, np.round(result.estimates) + 0.0, values, strict=True)
     ]
-    reach = math.ceil(1.96 * result.deviation)
-    note = f"Rows, and percent of each line. Each count is within {reach} of the exact one in 95 of 100 cases. "
+    note = f"Rows, and percent of each line. Each count is within {result.reach} of the exact one in 95 of 100 cases. "
     note += relation_text(found)
     return Pair(title, Table(heads, rows), note)
 
 
 def _means(held: Variables, found: Relation, title: Markup) -> Pair:
-    number, by = (found.first, found.second) if found.first in held.numeric else (found.second, found.first)
+    number, by = held.number_and_category(found.first, found.second)
     result = group_means(held, number, by)
     rows: list[Cells] = []
     for place, category in enumerate(result.variable.categories):
