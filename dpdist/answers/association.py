@@ -23,7 +23,7 @@ from those of independence are divided by their expected counts, and the part of
 covariance of its errors d and w the inverse expected counts, ``sum w d² - tr(wW)`` is unbiased, and has the variance
 ``2 tr(wWwW) + 4 d'wWw d``, about a + b q for the exact value q; the interval has the values q that explain the
 estimate. It would drown in the noise of rare categories, so those are merged with the next rarer ones until each has
-ten times the noise of a cell: what is measured is the strength in that table, as small categories are merged before
+ten times the noise of a cell: the strength in that table is measured, as small categories are merged before
 Pearson's test. A variable with one category left says nothing.
 
 Measured (a9a, cardiotocography, Covertype at epsilon 1, a9a at .1, all pairs of columns): the intervals hold the V of

@@ -80,7 +80,7 @@ class Layout:
         return (reduced + reduced.T) / 2
 
     def of(self, n: float, margins: dict[str, Matrix], rest: Matrix) -> Matrix:
-        """Return the matrix with a number of rows, the margins, and what is beside the diagonal blocks."""
+        """Return the matrix with a number of rows, the margins, and the other entries as they were."""
         matrix = rest.copy()
         matrix[0, 0] = self.c**2 * n
         for name, variable in self.held.categorical.items():
@@ -170,7 +170,7 @@ def _nearest(
 
 
 def _done(held: Variables, matrix: Matrix, cells: dict[tuple[str, str], Matrix], edge: float) -> bool:
-    """Whether what is left of violations is little beside the noise."""
+    """Whether the violations that are left are little beside the noise."""
     for (first, second), table in cells.items():
         deviation = np.sqrt(held.noise / 2) / (held.categorical[first].weight * held.categorical[second].weight)
         if table.min() < -_CELLS * deviation:

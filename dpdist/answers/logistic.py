@@ -60,6 +60,13 @@ class Effect:
         value, low, high = (math.exp(max(-700.0, min(each, 700.0))) for each in (self.value, low, high))
         return value, low, high
 
+    def to_json(self) -> dict[str, float]:
+        """Return JSON values."""
+        (low, high), (ratio, least, most) = self.interval, self.odds
+        return {
+            "value": self.value, "low": low, "high": high, "odds_ratio": ratio, "odds_low": least, "odds_high": most,
+        }  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Logistic:
@@ -76,14 +83,7 @@ class Logistic:
         """Return JSON values."""
         return {
             "target": self.target, "share": self.share, "intercept": self.intercept, "reference": list(self.references),
-            "coefficients": {
-                each.name: {
-                    "value": each.value, "low": each.interval[0], "high": each.interval[1], "odds_ratio": each.odds[0],
-                    "odds_low": each.odds[1], "odds_high": each.odds[2],
-                }
-                for each in self.effects
-            },
-            "ridge": self.ridge,
+            "coefficients": {each.name: each.to_json() for each in self.effects}, "ridge": self.ridge,
         }  # fmt: skip
 
 
@@ -92,7 +92,8 @@ def logistic(
 ) -> tuple[Logistic, ...]:
     """Return the logistic regression of a variable with categories: one for each, or for the second of two.
 
-    ``ridge`` is added to the covariance of the bounded rows; None: a tenth of the edge of the noise.
+    ``ridge`` is added to the covariance of the bounded rows; None: a tenth of the edge of the noise, or 0 where
+    the columns are clear of it.
     """
     if held.named(target) not in held.categorical:
         raise UsageError(f"A logistic regression is of categories, and {target!r} is a number.", parameter="target")

@@ -333,15 +333,9 @@ def _answer_odds(
     held = variables(opened)
     fits = [fit for target in targets for fit in logistic(held, target, on)]
     if out is not None:
-        rows = [
-            {
-                "target": fit.target, "name": each.name, "value": each.value, "low": each.interval[0],
-                "high": each.interval[1], "odds_ratio": each.odds[0], "odds_low": each.odds[1],
-                "odds_high": each.odds[2],
-            }
-            for fit in fits
-            for each in fit.effects
-        ]  # fmt: skip
+        rows: list[dict[str, object]] = [
+            {"target": fit.target, "name": each.name, **each.to_json()} for fit in fits for each in fit.effects
+        ]
         write_table(out, {name: [row[name] for row in rows] for name in rows[0]}, opened, "table of coefficients")
     lengths, found = clipped_rows(opened), [fit.to_json() for fit in fits]
     value = {
