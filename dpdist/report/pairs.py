@@ -147,8 +147,8 @@ def about_variables(held: Variables) -> str:
     text = " ".join(f"Left out: {name}, as {reason}." for name, reason in held.left_out.items())
     if held.release.schema is None:
         text += f" Tables and means by group take a schema: {step('schema', 'SOURCE', 'SCHEMA')} drafts one."
-    limits = [v.limit for v in held.categorical.values() if v.limit]
-    return " ".join(filter(None, (text, f"{'; '.join(limits).capitalize()}." if limits else "")))
+    limits = "; ".join(v.limit for v in held.categorical.values() if v.limit)
+    return " ".join(filter(None, (text, f"{limits[0].upper()}{limits[1:]}." if limits else "")))
 
 
 def strength_text(strength: Strength) -> str:

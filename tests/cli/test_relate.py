@@ -117,6 +117,17 @@ def test_what_is_not_held_is_said(frame: pd.DataFrame, call: Call) -> None:
     assert "holds no sums of numbers" in " ".join(call("relate", "q.zarr").message.split())
 
 
+def test_a_remark_keeps_the_names_of_columns_as_they_are(frame: pd.DataFrame, call: Call) -> None:
+    frame.rename(columns={"region": "HomeRegion"}).to_csv("h.csv", index=False)
+    named = SCHEMA.replace('"region"', '"HomeRegion"').replace(
+        "categories =", 'missing = "fill"\nfill = "north"\ncategories ='
+    )
+    Path("h.toml").write_text(named)
+    assert call("release", "h.csv", "h.release.zarr", "--schema", "h.toml", *ASKED).code == 0
+    said = " ".join(call("relate", "h.release.zarr", "premium", "HomeRegion").out.split())
+    assert "With missing values of HomeRegion at a public one." in said
+
+
 def test_a_report_has_the_strongest_associations_and_tables_to_open(frame: pd.DataFrame, call: Call) -> None:
     assert call("report", "r.zarr", "r.html").code == 0
     page = Path("r.html").read_text()
