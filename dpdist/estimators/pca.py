@@ -76,7 +76,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         (k,) float64, with sum at most 1: each eigenvalue, corrected for the noise (uncorrected if the noise
         distribution is unknown), divided by the trace of the released matrix or by the sum of these values, whichever
         is larger. 0 for components below the noise. None if no matrix was released. With ``correlation=True``, the
-        divisor is the number of columns not left out.
+        divisor is the number of columns, also of those left out.
     explained_variance_ratio_intervals_ : ndarray or None
         (k, 2): intervals of these ratios that account for the noise, with ``correlation=True``
         (:mod:`dpdist.answers.correlation`); otherwise None.

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar, cast
 
+from dpdist.answers.alignment import require_noise_distribution
 from dpdist.core.errors import DataError, DpdistError, RefusedError, UsageError
 from dpdist.core.ingest.readers.base import Choices
 from dpdist.core.ingest.remote import Remote, location_of
@@ -72,6 +73,23 @@ class Job:
     def needs_noise_distribution(self) -> bool:
         """Whether choosing the number of components needs the distribution of the noise."""
         return self.components is None or not (isinstance(self.components, int) or self.correlation)
+
+    @property
+    def known_columns(self) -> int | None:
+        """The number of columns, if the file or its schema says which."""
+        schema = self.choices.schema
+        return len(schema.features) if schema is not None else None if self.columns is None else len(self.columns)
+
+    def require_model(self, columns: int) -> None:
+        """Refuse components that a release of so many columns cannot have, before it is charged."""
+        if self.components is not None and self.components > columns:
+            raise UsageError(
+                f"{self.components} components are more than the {columns} columns of {self.rows}. Ask for at most "
+                f"{columns}.",
+                parameter="components",
+            )
+        if self.model is not None and self.needs_noise_distribution:
+            require_noise_distribution(self.request, columns)
 
 
 def read_job(

@@ -29,7 +29,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpdist.answers.alignment import require_noise_distribution
 from dpdist.answers.bias import described
 from dpdist.core.errors import DataError, DpdistError, RefusedError
 from dpdist.core.ingest.periods import changes, discard, ingest_period, waiting
@@ -78,6 +77,8 @@ def run(job: Job, *, say: Callable[[str], None]) -> PeriodicOutcome:
     for folder in filter(None, (series.releases, series.releases / "total", series.models)):
         make_public_folder(folder)
     _require_unchanged(series)
+    if (columns := job.known_columns) is not None:
+        job.require_model(columns)
     count, fresh, published = 0, list[str](), {path.name for path in series.releases.iterdir()}
     with job.cluster.kept() as cluster:
         for count, periods in _counts(series, sources, say, problems):
@@ -171,12 +172,11 @@ def _release(
     say: Callable[[str], None],
 ) -> list[str]:
     """Release the nodes that end with the last period; return new ids. ``published``: file names before the run."""
+    series.job.require_model(len(series.columns))
     _choose_scale(series, cluster, say)
     nodes = [(node, series.path_of(periods, node)) for node in series.plan.released(len(periods))]
     if len(periods) < closed:  # published by an earlier run
         nodes = [(node, target) for node, target in nodes if target.name not in published]
-    if nodes and series.job.model is not None and series.job.needs_noise_distribution:
-        require_noise_distribution(series.request, len(series.columns))
     fresh = []
     for number, (node, target) in enumerate(nodes):
         span = series.span(node)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from dpdist.answers.alignment import require_noise_distribution
 from dpdist.answers.bias import described
 from dpdist.answers.fitting import fit_components
 from dpdist.core.errors import RefusedError, UsageError
@@ -60,18 +59,6 @@ def require_same_rows(job: Job, table: RowsTable) -> None:
         )
 
 
-def require_components(job: Job, table: RowsTable) -> None:
-    """Refuse more components than columns."""
-    if job.components is not None and job.components > table.columns:
-        raise UsageError(
-            f"{job.components} components are more than the {table.columns} columns of {job.rows}. Ask for at most "
-            f"{table.columns}.",
-            parameter="components",
-        )
-    if job.model is not None and job.needs_noise_distribution:
-        require_noise_distribution(job.request, table.columns)
-
-
 def _describe_unit(unit: Unit | None) -> str:
     return "each row alone" if unit is None else f"{unit.rows} of one {unit.column}"
 
@@ -88,11 +75,13 @@ def run(
 
 
 def _run(job: Job, say: Callable[[str], None]) -> JobOutcome:
+    if (columns := job.known_columns) is not None:
+        job.require_model(columns)  # before the source is read
     if job.source is not None:
         make_once(store_at(job.rows).exists, partial(_register if job.in_place else _ingest, job, job.source, say))
     require_same_rows(job, open_rows(job.rows))
     table = budget.complete_ingest(job.rows, job.ledger)
-    require_components(job, table)
+    job.require_model(table.columns)
     outcome = release.release_rows(job.rows, job.release, job.request, ledger=job.ledger, cluster=job.cluster, say=say)
     say(described(outcome))
     if job.model is not None:

@@ -38,7 +38,7 @@ from dpdist.core.storage.atomic import require_folder
 from dpdist.core.storage.store import Store, store_at
 from dpdist.core.text import as_json, fields_as_json
 from dpdist.jobs.job_file import Job
-from dpdist.jobs.run import require_components, require_same_rows
+from dpdist.jobs.run import require_same_rows
 from dpdist.jobs.series import past_horizon, require_same_unit, series_guarantee, share_of
 from dpdist.jobs.totals import TotalNoise, TotalReads, largest, total_noise, total_reads
 
@@ -205,13 +205,13 @@ class _NextRun:
 
     def releases(self) -> list[tuple[str, Charge]]:
         """Return the planned charges, each with its periods, except for the scale of periods."""
+        self.job.require_model(self.columns)
         return self._of_periods() if self.job.periodic else self._of_table()
 
     def _of_table(self) -> list[tuple[str, Charge]]:
         job, table = self.job, self.table
         if table is not None:
             require_same_rows(job, table)
-            require_components(job, table)
             if self.record is not None and self.record.state is not State.ABORTED:
                 return []
             _require_small_delta(job, table.rows)

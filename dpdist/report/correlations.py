@@ -15,7 +15,7 @@ from dpdist.core.release.artefact import Release
 from dpdist.report.charts import heat
 from dpdist.report.findings import Cells, Table, brief_name, ends_of, minus
 from dpdist.report.plots import circle, loading_heat
-from dpdist.report.text import count_text, largest_loadings, mark
+from dpdist.report.text import OF_ALL, count_text, largest_loadings, mark
 
 _HEAD = ("component", "share of variance", "between", "alignment", "largest loadings")
 _PAIRED = 12
@@ -51,7 +51,7 @@ def standardised_of(release: Release) -> Standardised | None:
         between = "" if result.intervals is None else ends_of(result.intervals[i])
         row = (str(i + 1), f"{result.shares[i]:.3f}", between, cosine)
         rows.append(row if drawn else (*row, minus(largest_loadings(vector, unknown, release.names))))
-    left_out = f" Not above the noise: {', '.join(result.left_out)}." if result.left_out else ""
+    left_out = f" Not above the noise: {', '.join(result.left_out)}. {OF_ALL}" if result.left_out else ""
     return Standardised(
         f"{count_text(directions)}{left_out}",
         Table(_HEAD[: len(rows[0])], rows),

@@ -214,9 +214,15 @@ def standardised(result: Correlation, release: Release) -> str:
         why = ", or the first category of a variable" if result.drop_first else ""
         legend += (
             f" {counted(len(result.left_out), 'column')} {were} omitted (not above the noise{why}): "
-            f"{listed(result.left_out)}."
+            f"{listed(result.left_out)}. {OF_ALL}"
         )
     return "\n".join([*lines, wrapped(legend)])
+
+
+OF_ALL = (
+    "A share is of the variance of all columns, each of which counts once, also below the noise; an alignment is with "
+    "the component of the others."
+)
 
 
 def between(ends: npt.NDArray[np.float64]) -> str:

@@ -108,12 +108,20 @@ def test_columns_that_do_not_stand_above_the_noise_are_left_out_and_named() -> N
     assert found.left_out == ("c2",)
     assert (found.components.components[:, 2] == 0).all()
     assert np.allclose(found.components.components @ found.components.components.T, np.eye(3))
-    truth = np.linalg.eigvalsh(np.delete(np.delete(TRUE, 2, 0), 2, 1))[::-1][:3] / 5
-    assert np.allclose(found.shares, truth, atol=0.02)
+    held = found.components.components  # their variance among all columns: c2 counts, too
+    assert np.allclose(found.shares, np.einsum("ij,jk,ik->i", held, TRUE, held) / D, atol=0.02)
     said = " ".join(standardised(found, release).split())
-    assert "1 column was omitted (not above the noise): c2." in said
+    assert "1 column was omitted (not above the noise): c2. A share is of the variance of all columns" in said
     with pytest.raises(UsageError, match="6 components were requested, but the correlation matrix has only the 5 of"):
         correlation(release, 6)
+
+
+def test_the_only_column_above_the_noise_is_not_all_of_the_variance() -> None:
+    rows = ROWS * 1e-3
+    rows[:, 0] = ROWS[:, 0]
+    found = correlation(drawn(rows, C, names=NAMES).release(), 1)
+    assert found.left_out == NAMES[1:]
+    assert found.shares.tolist() == [1 / D]
 
 
 def test_a_public_centre_is_enough() -> None:

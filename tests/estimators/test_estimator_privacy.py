@@ -20,7 +20,7 @@ from sklearn.preprocessing import StandardScaler, normalize
 from support.estimator_scene import CLIP, COLUMNS, HELD, table
 
 from dpdist import PrivateCovariance, PrivatePCA, PrivateRidge
-from dpdist.core.errors import BelowNoiseWarning, PrivacyLeakWarning, RefusedError
+from dpdist.core.errors import BelowNoiseWarning, PrivacyLeakWarning, RefusedError, UsageError
 from dpdist.core.ledger.fingerprints import Fingerprints
 from dpdist.core.ledger.register import Register
 from dpdist.core.mechanisms.registry import calibrated
@@ -263,3 +263,38 @@ def test_every_score_warns_whatever_its_rows_are() -> None:
         for rows in (np.zeros((30, 3)), known[:30]):
             with pytest.warns(PrivacyLeakWarning, match=f"A score of {type(made).__name__}.*chosen by scores"):
                 made.score(*((rows[:, :2], rows[:, 2]) if ridge else (rows,)))
+
+
+@pytest.mark.parametrize(
+    ("asked", "match"),
+    [
+        ({"delta": 0.1}, "Delta 0.1 is not below one over the number of rows"),
+        ({"clip": "private", "epsilon": 0.01}, "The clip norm would be chosen with"),
+        ({"clip": None, "scale": "private", "epsilon": 0.01}, "The scale would be chosen with"),
+        ({"n_components": COLUMNS + 1}, "components were requested"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_a_block_of_a_dask_array_is_read(
+    register: Register, asked: dict[str, Any], match: str
+) -> None:
+    read = list[int]()
+
+    def block(rows: Any) -> Any:
+        read.append(len(rows))
+        return rows
+
+    rows = da.from_array(table(), chunks=(50, COLUMNS)).map_blocks(block, meta=np.empty((0, 0)))
+    with pytest.raises((RefusedError, UsageError), match=match):
+        pca(**asked).fit(rows)
+    assert read == []
+    assert register._fits == []
+    pca().fit(rows)
+    assert sum(read) >= len(table())  # the twin: those of a fit that works are
+
+
+@pytest.mark.usefixtures("register")
+def test_a_number_of_rows_that_was_private_is_in_no_refusal() -> None:
+    pca(neighbours="add-remove").fit(table())
+    with pytest.raises(RefusedError, match="under add-remove") as refused:
+        pca(delta=0.1).fit(table())
+    assert str(len(table())) not in str(refused.value)

@@ -292,12 +292,13 @@ def test_a_night_that_dies_anywhere_is_resumed_by_the_next(place: Place, point: 
     place.ledger.verify()
 
 
-def test_a_mechanism_that_a_series_cannot_use_spends_nothing(place: Place) -> None:
+def test_what_a_series_cannot_give_spends_nothing(place: Place) -> None:
     place.arrive("d1")
     for more, match in (
         ('mechanism = "bingham"\noptions = {components = 2}\n', "cannot be added up over periods"),
         ('mechanism = "two-sided-wishart"\nfactorisation = "banded"\n', "cannot release weighted sums"),
         ('delta = 1e-6\nmechanism = "mvg-exact"\n[pca]\npath = "m"\ncomponents = "auto"\n', "no known distribution"),
+        ('delta = 1e-6\n[pca]\npath = "m"\ncomponents = 4\n', "4 components are more than the 3 columns"),
     ):
         place.refused(match, UsageError, job=JOB.replace("\ndelta = 1e-6", "") + more)
         assert place.ledger.records == []

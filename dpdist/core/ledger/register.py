@@ -126,6 +126,11 @@ class Register:
                 _require_same("Some or all of these rows were released before in this process", fit.unit, asked.unit)
                 _require_relation([fit.guarantee], neighbours)
 
+    def all_under(self, neighbours: Neighbours) -> bool:
+        """Whether all releases so far were under one relation, so that a refusal by it can say what it keeps public."""
+        with self._lock:
+            return all(fit.guarantee.neighbours is neighbours for fit in self._fits)
+
     def _sharing(self, fingerprints: Fingerprints) -> list[_Fit]:
         """Return the charges of some of these rows."""
         return [fit for fit in self._fits if fit.fingerprints and fit.fingerprints.share_rows(fingerprints)]

@@ -46,6 +46,7 @@ from dpdist.core.naming import parameter
 from dpdist.core.rows.bounding import RowBound
 from dpdist.core.rows.chunks import ChunkReader
 from dpdist.core.rows.dataset import RowsTable
+from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.table import Table
 from dpdist.core.rows.unit_moment import Starts, moment_norms
 from dpdist.core.rows.unit_rows import UnitBatches
@@ -138,14 +139,13 @@ class ColumnCounting:
         return cls((Grid(),) * columns)
 
     @classmethod
-    def of(cls, table: Table) -> ColumnCounting:
+    def of(cls, columns: int, schema: Schema | None) -> ColumnCounting:
         """Return the counting of the numbers of a table, over their public ranges if a schema defines them."""
-        schema = table.schema
         if schema is None:
-            return cls.of_numbers(table.columns)
+            return cls.of_numbers(columns)
         spans = [schema.spans[place] for place in schema.numbers]
         grids = tuple(Grid() if span is None else Grid.of_range(*span) for span in spans)
-        return cls(grids, table.columns, schema.numbers)
+        return cls(grids, columns, schema.numbers)
 
     @cached_property
     def starts(self) -> tuple[int, ...]:

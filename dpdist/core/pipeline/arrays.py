@@ -117,6 +117,13 @@ class ArrayRows:
         """Whether they are a Dask array, whose blocks are the chunks."""
         return is_a(self.data, "dask", "Array")
 
+    def require_groups(self, rows: int) -> None:
+        """Refuse another number of privacy units than of rows."""
+        if self.groups is not None and self.groups.values.size != rows:
+            raise DataError(
+                f"groups has {self.groups.values.size} entries, and X has another number of rows: pass one each."
+            )
+
     def survey(self, bound: RowBound, key: bytes) -> Survey:
         """Read all rows once."""
         surveyor = Surveyor(bound, key)
@@ -188,30 +195,21 @@ def release_array(
 ) -> tuple[Release, bool]:
     """Return the release of rows in memory, and whether it was drawn now; ``target`` is where it will be published."""
     forbid_core_dumps()  # this process will hold the exact total in memory
-    if known_rows(rows.data) == 0:
+    known = known_rows(rows.data)
+    if known == 0:
         raise DataError("X has no rows, so there is nothing to release.")
     if request.for_reproduction:
         raise RefusedError("Rows in memory cannot be released for reproduction: ingest them, and use the command line.")
     schema, columns = rows.schema, len(rows.names)
     require_schema(request, schema)
-    together = rows.groups is not None
-    size = Dimensions(columns, schema=schema, together=together)
-    survey = rows.survey(bound_of(by_schema(request, size), size, RowBound.grid_bits), register.key)
-    if not survey.rows:
-        raise DataError("X has no rows, so there is nothing to release.")
-    if not survey.finite and not rows.missing:
-        raise DataError(f"X contains NaN or infinity. {MISSING_CURE} Nothing was released or charged.")
-    public = survey.rows if request.neighbours is Neighbours.REPLACE_ONE else None
-    if rows.groups is not None and rows.groups.values.size != survey.rows:
-        raise DataError(
-            f"groups has {rows.groups.values.size} entries, and X has another number of rows: pass one each."
-        )
-    if rows.groups is not None and rows.groups.largest > largest_unit(columns):
-        raise DataError(
-            f"A {rows.groups.name} has more than {largest_unit(columns)} rows, too many to be bounded together in "
-            "memory. Leave some of them out of X and groups. Nothing was charged."
-        )
-    plan = planned(request, replace(size, rows=public))
+    size = Dimensions(columns, schema=schema, together=rows.groups is not None)
+    if known is not None:
+        rows.require_groups(known)
+    early = known is not None and register.all_under(request.neighbours)  # a private n is printed nowhere
+    if known is not None and early:
+        _require_possible(_plan(request, size, known), known)  # before a row is read
+    survey = _surveyed(rows, request, size, register.key)
+    plan = _plan(request, size, survey.rows)
     if survey.rows > plan.bound.total_rows:
         raise DataError(
             f"X has more rows than 64-bit integers can sum at {plan.bound.grid_bits} grid bits. Pass a smaller "
@@ -234,8 +232,10 @@ def release_array(
         _require_own(target, release_id, charged)
     on_survey(survey)
     if charged is None:
-        register.require_relation(asked, request.neighbours)  # a private n is printed nowhere
-        _require_possible(plan, table)
+        register.require_relation(asked, request.neighbours)
+        if not early:
+            _require_possible(plan, survey.rows)
+        checks.warn(proved(plan.guarantee).loss, request.neighbours, survey.rows)
         charged = register.charge(
             asked, survey.rows, proved(plan.guarantee), lambda ledger: _transaction(plan, table, ledger).reserve()
         )
@@ -293,17 +293,37 @@ def _require_own(target: Store, release_id: str, charged: MemoryStorage | None) 
         )
 
 
-def _require_possible(plan: Plan, table: ArrayTable) -> None:
-    """Refuse what cannot work for so many rows, before it is charged."""
-    request, rows = plan.request, table.rows
+def _surveyed(rows: ArrayRows, request: ReleaseRequest, size: Dimensions, key: bytes) -> Survey:
+    """Read all rows once, and refuse those that cannot be released."""
+    survey = rows.survey(bound_of(by_schema(request, size), size, RowBound.grid_bits), key)
+    if not survey.rows:
+        raise DataError("X has no rows, so there is nothing to release.")
+    if not survey.finite and not rows.missing:
+        raise DataError(f"X contains NaN or infinity. {MISSING_CURE} Nothing was released or charged.")
+    rows.require_groups(survey.rows)
+    if rows.groups is not None and rows.groups.largest > largest_unit(size.columns):
+        raise DataError(
+            f"A {rows.groups.name} has more than {largest_unit(size.columns)} rows, too many to be bounded together in "
+            "memory. Leave some of them out of X and groups. Nothing was charged."
+        )
+    return survey
+
+
+def _plan(request: ReleaseRequest, size: Dimensions, rows: int) -> Plan:
+    """Plan a release of so many rows, which the plan does not use if their number is private."""
+    return planned(request, replace(size, rows=rows if request.neighbours is Neighbours.REPLACE_ONE else None))
+
+
+def _require_possible(plan: Plan, rows: int) -> None:
+    """Refuse what cannot work for so many rows, before any is charged."""
+    request, size = plan.request, plan.dimensions
     if "scale" in plan.stages:
-        stages.require_seen(request, ColumnCounting.of(table), rows, together=table.together)
-    refused = choice_refused(request, table.columns, rows, together=table.together) or count_refused(plan, rows)
+        stages.require_seen(request, ColumnCounting.of(size.columns, size.schema), rows, together=size.together)
+    refused = choice_refused(request, size.columns, rows, together=size.together) or count_refused(plan, rows)
     if refused:
         raise RefusedError(f"{refused} Nothing was spent.")
     loss = proved(plan.guarantee).loss
     checks.require_small_delta(loss, request.neighbours, rows, accepted=request.accept_large_delta)
-    checks.warn(loss, request.neighbours, rows)
 
 
 def _drawn_once(rows: ArrayRows, transaction: ArrayTransaction, register: Register) -> tuple[Release, bool]:

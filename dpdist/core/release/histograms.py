@@ -125,7 +125,7 @@ class ColumnsDraw(HistogramDraw):
 
     def counting(self) -> ColumnCounting:
         """Return the definition of the counts."""
-        return ColumnCounting.of(self.table)
+        return ColumnCounting.of(self.table.columns, self.table.schema)
 
     def calibrated(self) -> CalibratedHistogram:
         """Return the noise."""

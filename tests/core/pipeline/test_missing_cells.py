@@ -53,7 +53,7 @@ def test_sums_and_histograms_are_those_of_a_table_filled_with_the_centre(rows: P
     norms = NormCounting(bound, (0.5, 1.0, 2.0, 4.0))
     counts = [partition_histogram(HistogramTask(each, norms, range(each.chunks))).values for each in (table, filled)]
     assert np.array_equal(counts[0], counts[1])
-    columns = ColumnCounting.of(table)
+    columns = ColumnCounting.of(table.columns, table.schema)
     counted = columns.of_columns(partition_histogram(HistogramTask(table, columns, range(table.chunks))).values)
     assert [count.sum() for count in counted] == (~LACKING).sum(axis=0).tolist()
 

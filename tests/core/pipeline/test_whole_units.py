@@ -128,9 +128,9 @@ def test_a_mean_needs_rows_of_a_known_size(tmp_path: Path) -> None:
 def test_histograms_count_each_unit_once(tmp_path: Path) -> None:
     who, rows = visits()
     table = table_of(tmp_path, who, rows)
-    task = HistogramTask(table, ColumnCounting.of(table), range(table.chunks))
+    task = HistogramTask(table, ColumnCounting.of(table.columns, table.schema), range(table.chunks))
     units = len(np.unique(who))
-    columns = ColumnCounting.of(table).of_columns(partition_histogram(task).values)
+    columns = ColumnCounting.of(table.columns, table.schema).of_columns(partition_histogram(task).values)
     assert [int(counts.sum()) for counts in columns] == [units] * 3
     bound = RowBound(3, 1.0, scale=(2.0, 1.0, 1.0))
     for kind in ("frobenius", "trace"):
