@@ -42,8 +42,9 @@ import numpy.typing as npt
 from scipy.stats import chi2, norm
 
 from dpdist.answers.block import NORMAL
+from dpdist.answers.categories import Categorical
 from dpdist.answers.crosstab import category_shares, covariance_of_shares
-from dpdist.answers.variables import Categorical, Numeric, Variables
+from dpdist.answers.variables import Numeric, Variables
 
 Matrix = npt.NDArray[np.float64]
 _CLEAR = 10.0
@@ -178,7 +179,7 @@ def _pair_noise(held: Variables, a: Categorical, b: Categorical) -> Matrix:
     outer, inner = (np.outer(each.values, each.values) / held.rows**2 for each in (r, q))
     one, other = np.eye(a.size - 1), np.eye(b.size - 1)
     noise = q.variance * np.kron(outer, other) + r.variance * np.kron(one, inner)
-    noise += held.rows_variance * np.kron(outer, inner)
+    noise += held.precision.rows * np.kron(outer, inner)
     return noise + both.variance * np.eye(len(noise))
 
 
@@ -188,7 +189,7 @@ def _group_residual(held: Variables, number: Numeric, by: Categorical) -> tuple[
     x, mean = held.by_category(by.name, number.place), float(t.values[0]) / n
     spread = max(float(held.square(number.place).values) / n - mean**2, 0.0)
     noise = (x.variance + mean**2 * r.variance) * np.eye(by.size - 1)
-    noise += (t.variance + held.rows_variance * mean**2) * np.outer(r.values, r.values) / n**2
+    noise += (t.variance + held.precision.rows * mean**2) * np.outer(r.values, r.values) / n**2
     return x.values - mean * r.values, noise, spread
 
 
@@ -199,7 +200,7 @@ def _covariance(held: Variables, a: Numeric, b: Numeric) -> tuple[float, tuple[f
     product = held.product(a.place, b.place)
     spreads = [max(float(held.square(v.place).values) / n - m**2, 0.0) for v, m in ((a, first), (b, second))]
     variance = product.variance + second**2 * totals[0].variance + first**2 * totals[1].variance
-    variance = (variance + (first * second) ** 2 * held.rows_variance) / n**2
+    variance = (variance + (first * second) ** 2 * held.precision.rows) / n**2
     return float(product.values) / n - first * second, (spreads[0], spreads[1]), variance
 
 

@@ -28,8 +28,9 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 
 from dpdist.answers.block import NORMAL, ends
+from dpdist.answers.categories import Categorical, Matrix
 from dpdist.answers.ratios import Ratios, ratios
-from dpdist.answers.variables import Categorical, Matrix, Variables
+from dpdist.answers.variables import Variables
 from dpdist.core.errors import UsageError
 
 
@@ -80,7 +81,7 @@ class Crosstab:
 def counts(held: Variables, name: str) -> Counts:
     """Return the counts of the categories of a variable."""
     variable = categorical_of(held, name)
-    own, n, of_n = held.counts(variable.name), held.rows, held.rows_variance
+    own, n, of_n = held.counts(variable.name), held.rows, held.precision.rows
     shares = ratios(own.values, n, own.variance, of_n, of_n / variable.size)
     return Counts(variable, own.values, float(np.sqrt(own.variance)), shares)
 
@@ -90,13 +91,12 @@ def crosstab(held: Variables, rows: str, columns: str) -> Crosstab:
     a, b = categorical_of(held, rows), categorical_of(held, columns)
     if a.name == b.name:
         raise UsageError(f"A table is of two variables, and {a.name!r} was named twice.")
-    k, m, n, of_n = a.size, b.size, held.rows, held.rows_variance
+    k, m, n, of_n = a.size, b.size, held.rows, held.precision.rows
     by_row, by_column, both = held.counts(a.name), held.counts(b.name), held.pair(a.name, b.name)
     # n and its error are in both margins
     outside = by_row.values[:, None] / m + by_column.values / k - n / (k * m)
     values = outside + a.basis @ both.values @ b.basis.T
-    variance = by_row.variance / m**2 + by_column.variance / k**2 - of_n / (k * m) ** 2
-    variance += both.variance * (1 - 1 / k) * (1 - 1 / m)
+    variance = held.precision.of_cell(a, b)
     shrunk, drowned = _shrunk(held, a, b)
     return Crosstab(
         a, b, values, float(np.sqrt(variance)), shrunk,

@@ -29,7 +29,8 @@ from itertools import combinations
 
 import numpy as np
 
-from dpdist.answers.variables import Matrix, Variables, variables
+from dpdist.answers.categories import Matrix
+from dpdist.answers.variables import Variables, variables
 from dpdist.core.errors import UsageError
 from dpdist.core.naming import parameter
 from dpdist.core.release.artefact import Release
@@ -60,7 +61,7 @@ class Layout:
             place += variable.size - 1
         self.numbers = slice(place, place + len(held.numeric))
         self.size = self.numbers.stop
-        self.c = held.constant
+        self.c = held.precision.constant
         self.onto = np.zeros((len(held.moment), self.size))
         self.onto[-1, 0] = 1
         for name, variable in held.categorical.items():
@@ -102,13 +103,13 @@ class Layout:
 
 def feasible(held: Variables) -> Feasible:
     """Return the nearest moment that rows can have; refuse rows that are not about the middles of categories."""
-    if not held.constant or not all(variable.centred for variable in held.categorical.values()):
+    if not held.precision.constant or not all(variable.centred for variable in held.categorical.values()):
         raise UsageError("Only a release with the mean, about the middles of categories, has a nearest moment of rows.")
     layout = Layout(held)
     released = layout.released()
     n, margins = held.rows, layout.margins(released)
     matrix = layout.of(n, margins, released)
-    edge = float(np.sqrt(2 * held.noise * layout.size))
+    edge = float(np.sqrt(2 * held.precision.noise * layout.size))
     pairs = list(combinations(held.categorical, 2))
     cells = {pair: _cells(layout, matrix, n, margins, *pair) for pair in pairs}
     slack_matrix, slack_cells = np.zeros_like(matrix), {pair: np.zeros_like(cells[pair]) for pair in pairs}
@@ -172,7 +173,9 @@ def _nearest(
 def _done(held: Variables, matrix: Matrix, cells: dict[tuple[str, str], Matrix], edge: float) -> bool:
     """Whether the violations that are left are little beside the noise."""
     for (first, second), table in cells.items():
-        deviation = np.sqrt(held.noise / 2) / (held.categorical[first].weight * held.categorical[second].weight)
+        deviation = np.sqrt(held.precision.noise / 2) / (
+            held.categorical[first].weight * held.categorical[second].weight
+        )
         if table.min() < -_CELLS * deviation:
             return False
     return float(np.linalg.eigvalsh(matrix)[0]) >= -_EDGES * edge
@@ -190,6 +193,6 @@ def feasible_covariance(release: Release) -> Matrix:
             f"{parameter('shrinkage')}."
         )
     found = feasible(held)
-    mean = found.moment[:-1, -1] / (held.constant * held.rows)
+    mean = found.moment[:-1, -1] / (held.precision.constant * held.rows)
     covariance: Matrix = found.moment[:-1, :-1] / held.rows - np.outer(mean, mean)
     return covariance

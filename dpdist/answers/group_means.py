@@ -18,9 +18,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dpdist.answers.categories import Categorical, Matrix
 from dpdist.answers.crosstab import categorical_of
 from dpdist.answers.ratios import Ratios, ratios
-from dpdist.answers.variables import Categorical, Matrix, Numeric, Sums, Variables
+from dpdist.answers.variables import Numeric, Sums, Variables
 from dpdist.core.errors import UsageError
 
 

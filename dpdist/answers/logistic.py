@@ -32,8 +32,9 @@ from scipy.special import expit
 from scipy.stats import chi2
 
 from dpdist.answers.block import NORMAL
+from dpdist.answers.categories import Categorical, Matrix
 from dpdist.answers.feasible import Layout, feasible
-from dpdist.answers.variables import Categorical, Matrix, Variables
+from dpdist.answers.variables import Variables
 from dpdist.core.errors import BelowNoiseError, UsageError
 from dpdist.core.naming import parameter
 
@@ -114,7 +115,7 @@ class _Model:
         layout = Layout(held)
         found = feasible(held)
         reduced = layout.onto.T @ found.moment @ layout.onto
-        n, c = held.rows, held.constant
+        n, c = held.rows, held.precision.constant
         self.at: dict[str, slice] = {}
         places: list[int] = []
         for name in names:
@@ -126,7 +127,7 @@ class _Model:
         covariance = reduced / n - np.outer(self.mean, self.mean)
         self.s = covariance[np.ix_(places, places)]
         self.with_target = covariance[np.ix_(places, self.of_target)]
-        edge = math.sqrt(2 * held.noise * len(reduced)) / n
+        edge = math.sqrt(2 * held.precision.noise * len(reduced)) / n
         clear = bool(np.linalg.eigvalsh(self.s)[0] > _CLEAR * edge)
         self.ridge = (0.0 if clear else _RIDGE * edge) if ridge is None else ridge
 
@@ -143,11 +144,11 @@ class _Model:
         b, middle, slopes = self._solved(c, share)
         inverse = np.linalg.inv(slopes @ self.s + self.ridge * np.eye(len(b)))
         lengths = [  # of the vectors that multiply the noise of c and of S, with that of the means
-            float(v @ v) + (float(self.mean[places] @ v) / self.held.constant) ** 2
+            float(v @ v) + (float(self.mean[places] @ v) / self.held.precision.constant) ** 2
             for v, places in ((direction, self.of_target), (b, self.places))
         ]
         of_s = slopes @ (lengths[1] * np.eye(len(b)) + np.outer(b, b)) @ slopes.T
-        noise = self.held.noise / 2 / self.held.rows**2 * (lengths[0] * np.eye(len(b)) + of_s)
+        noise = self.held.precision.noise / 2 / self.held.rows**2 * (lengths[0] * np.eye(len(b)) + of_s)
         errors = inverse @ noise @ inverse.T
         if float(b @ np.linalg.solve(errors, b)) < chi2.ppf(0.95, len(b)):  # b is not told from 0
             raise BelowNoiseError(

@@ -31,48 +31,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import cache
 
 import numpy as np
-import numpy.typing as npt
 
 from dpdist.answers.block import entry_noise, moment_of, require_noise_distribution, source_units
+from dpdist.answers.categories import CENTRE_CURE, Categorical, Matrix, Precision, category_of, rows_information
 from dpdist.core.errors import BelowNoiseError, DataError, UsageError
-from dpdist.core.naming import parameter
 from dpdist.core.release.artefact import Release
-from dpdist.core.rows.columns import Column
 from dpdist.core.text import listed
 
-Matrix = npt.NDArray[np.float64]
 _MOST_COLUMNS = 8192
-_CLOSE = 1e-9
-
-
-@dataclass(frozen=True)
-class Categorical:
-    """A variable with a value of each row among k categories."""
-
-    name: str
-    categories: tuple[str, ...]  # k
-    places: tuple[int, ...]  # its columns in the release: k, or the one of a boolean
-    weight: float  # w, in units of the bounded rows
-    centred: bool  # whether its columns are about 1/k
-    limit: str = ""  # what the schema did to its values, as part of a sentence
-
-    @property
-    def size(self) -> int:
-        """The number of categories, k."""
-        return len(self.categories)
-
-    @property
-    def basis(self) -> Matrix:
-        """U, (k, k - 1)."""
-        return contrasts(self.size)
-
-    @property
-    def columns(self) -> Matrix:
-        """The map of its columns to coordinates, (columns, k - 1)."""
-        return np.ones((1, 1)) if len(self.places) == 1 else self.basis
 
 
 @dataclass(frozen=True)
@@ -114,49 +82,44 @@ class Variables:
     numeric: dict[str, Numeric]
     left_out: dict[str, str]  # the others, with the reason of each
     rows: float  # n, or the number of complete rows
-    rows_variance: float  # of its noise
+    precision: Precision
     public: bool  # whether n is public
     moment: Matrix = field(repr=False)  # (d, d), or (d + 1, d + 1) with the constant
-    constant: float  # c; 0 without
-    noise: float  # s²
 
     def margin(self, name: str) -> Estimate:
         """Return r of a variable, (k - 1,)."""
-        variable, c = self.categorical[name], self.constant
+        variable, c = self.categorical[name], self.precision.constant
         k, w, basis = variable.size, variable.weight, variable.basis
-        shrunk = 1 - 2 / k if variable.centred else 1.0
         total = 2 * c * w * (variable.columns.T @ self._with_constant(variable.places)) if c else np.zeros(k - 1)
         if len(variable.places) > 1:
             block = self.moment[np.ix_(variable.places, variable.places)]
             if variable.centred:
                 block = basis @ (basis.T @ block @ basis) @ basis.T
             total = total + w**2 * (basis.T @ np.diagonal(block))
-        information = 2 * c**2 * w**2 + w**4 * shrunk
-        return Estimate(total / information, self.noise / information)
+        return Estimate(total / self.precision.information(variable), self.precision.of_margin(variable))
 
     def pair(self, first: str, second: str) -> Estimate:
         """Return R of two variables, (k - 1, l - 1)."""
         a, b = self.categorical[first], self.categorical[second]
         block = self.moment[np.ix_(a.places, b.places)]
         values: Matrix = a.columns.T @ block @ b.columns / (a.weight * b.weight)
-        return Estimate(values, self.noise / 2 / (a.weight * b.weight) ** 2)
+        return Estimate(values, self.precision.of_pair(a, b))
 
     def total(self, place: int) -> Estimate:
         """Return the sum of a column of numbers, in units of the bounded rows."""
-        if not self.constant:
-            raise UsageError(f"This release holds no sums of numbers. {_CURE}")
-        value = self._with_constant([place]) / self.constant
-        return Estimate(value, self.noise / 2 / self.constant**2)
+        if not self.precision.constant:
+            raise UsageError(f"This release holds no sums of numbers. {CENTRE_CURE}")
+        return Estimate(self._with_constant([place]) / self.precision.constant, self.precision.of_total)
 
     def by_category(self, name: str, place: int) -> Estimate:
         """Return X of a variable and a column of numbers, (k - 1,)."""
         variable = self.categorical[name]
         values: Matrix = variable.columns.T @ self.moment[list(variable.places), place] / variable.weight
-        return Estimate(values, self.noise / 2 / variable.weight**2)
+        return Estimate(values, self.precision.of_category(variable))
 
     def counts(self, name: str) -> Sums:
         """Return N of a variable, (k,)."""
-        return self._by_category(name, self.rows, self.rows_variance, self.margin(name))
+        return self._by_category(name, self.rows, self.precision.rows, self.margin(name))
 
     def sums(self, name: str, place: int) -> Sums:
         """Return the sums of a column of numbers over the rows of each category, (k,)."""
@@ -174,11 +137,11 @@ class Variables:
 
     def square(self, place: int) -> Estimate:
         """Return the sum of squares of a column of numbers."""
-        return Estimate(self.moment[place, place], self.noise)
+        return Estimate(self.moment[place, place], self.precision.noise)
 
     def product(self, first: int, second: int) -> Estimate:
         """Return the sum of products of two columns of numbers."""
-        return Estimate(self.moment[first, second], self.noise / 2)
+        return Estimate(self.moment[first, second], self.precision.noise / 2)
 
     def _with_constant(self, places: Sequence[int]) -> Matrix:
         return self.moment[list(places), -1]
@@ -203,27 +166,6 @@ class Variables:
         raise UsageError(f"There is no variable {name!r}.{meant} There are: {listed([*self.names, *self.left_out])}.")
 
 
-_CURE = (
-    f"Release with {parameter('centre', 'schema')}, the default of rows with categories, by a mechanism that can "
-    "release the mean."
-)
-
-
-@cache
-def contrasts(k: int) -> Matrix:
-    """Return an orthonormal basis of the complement of the vector of ones, (k, k - 1): Helmert's.
-
-    >>> contrasts(2).T.round(3)
-    array([[-0.707,  0.707]])
-    """
-    basis = np.zeros((k, k - 1))
-    for j in range(1, k):
-        basis[:j, j - 1] = -1.0
-        basis[j, j - 1] = j
-        basis[:, j - 1] /= np.sqrt(j * (j + 1))
-    return basis
-
-
 def variables(release: Release) -> Variables:
     """Return the variables of a release, numbers without a schema; refuse noise of no known distribution."""
     require_noise_distribution(release.mechanism, release.noise if release.subspace is None else None)
@@ -246,7 +188,7 @@ def variables(release: Release) -> Variables:
     if rows <= 0:
         raise BelowNoiseError("The estimate of the number of rows is not positive: the data are below the noise.")
     public = exact and not (release.schema is not None and release.schema.dropping)
-    return Variables(release, categorical, numeric, left_out, rows, rows_variance, public, moment, c, noise)
+    return Variables(release, categorical, numeric, left_out, rows, Precision(noise, c, rows_variance), public, moment)
 
 
 def _rows(
@@ -256,14 +198,15 @@ def _rows(
     dropping = release.schema is not None and bool(release.schema.dropping)
     if release.exact_count is not None and not dropping:
         return float(release.exact_count), 0.0
-    total, information = (0.0, 0.0) if dropping or not c else (c**2 * float(moment[-1, -1]), c**4)
+    categorical, c = list(categorical), 0.0 if dropping else c
+    total = c**2 * float(moment[-1, -1]) if c else 0.0
     for variable in categorical:
         k, w, places = variable.size, variable.weight, variable.places
         block = variable.columns.T @ moment[np.ix_(places, places)] @ variable.columns
         total += w**2 * float(np.trace(block)) / k
-        information += w**4 * (k - 1) / k**2
+    information = rows_information(categorical, c)
     if not information:
-        raise UsageError(f"This release holds no number of rows. {_CURE}")
+        raise UsageError(f"This release holds no number of rows. {CENTRE_CURE}")
     return total / information, noise / information
 
 
@@ -284,7 +227,7 @@ def _described(release: Release) -> tuple[dict[str, Categorical], dict[str, Nume
         if None in places:
             left_out[column.name] = "the rows were made without some of its columns"
         elif column.whole:
-            found = _category(release, column, [place for place in places if place is not None])
+            found = category_of(release.schema, release.bound, column, [p for p in places if p is not None])
             if isinstance(found, str):
                 left_out[column.name] = found
             else:
@@ -299,32 +242,3 @@ def _described(release: Release) -> tuple[dict[str, Categorical], dict[str, Nume
                 float(column.weight or 1), column.missing in {"centre", "fill", "indicator"},
             )  # fmt: skip
     return categorical, numeric, left_out
-
-
-def _category(release: Release, column: Column, places: Sequence[int]) -> Categorical | str:
-    """Return a categorical variable, or the reason that a release holds no tables of it."""
-    centre, scale = release.bound.input_units
-    limit = f"with missing values of {column.name} at a public one" if column.missing == "fill" else ""
-    if not column.one_hot:
-        return _boolean(release, column, places, limit)
-    weights = float(column.weight or 1) / scale[list(places)]
-    shifts = centre[list(places)] / scale[list(places)]
-    about = [bool(np.allclose(shifts, weights * share, rtol=_CLOSE, atol=0)) for share in (1 / len(places), 0.0)]
-    if not np.allclose(weights, weights[0], rtol=_CLOSE) or not any(about):
-        return f"its columns are about a centre of their own. {_CURE}"
-    prefix = len(column.name) + 1
-    names = tuple(feature[prefix:] for feature in column.features)
-    return Categorical(column.name, names, tuple(places), float(weights[0]), about[0], limit)
-
-
-def _boolean(release: Release, column: Column, places: Sequence[int], limit: str) -> Categorical | str:
-    if column.indicated:
-        return "a boolean with missing values is no table: make it a category"
-    if release.schema is None:
-        raise AssertionError("a described release has a schema")
-    low, high, shift, factor = release.schema.affine(column)
-    centre, scale = (values[places[0]] for values in release.bound.input_units)
-    ends = [((value - shift) * factor - centre) / scale for value in (low, high)]
-    if not np.isclose(ends[0], -ends[1], rtol=_CLOSE):
-        return f"its values are not about their middle. {_CURE}"
-    return Categorical(column.name, ("no", "yes"), tuple(places), float(np.sqrt(2) * ends[1]), True, limit)

@@ -14,6 +14,7 @@ from support.releases import assemble_drawn
 
 from dpdist.answers import association
 from dpdist.answers.association import cramers_v, eta, holm, independence, same_means
+from dpdist.answers.categories import contrasts
 from dpdist.answers.covariance import covariance
 from dpdist.answers.crosstab import counts, crosstab
 from dpdist.answers.feasible import feasible
@@ -21,7 +22,7 @@ from dpdist.answers.group_means import group_means
 from dpdist.answers.ratios import ratios
 from dpdist.answers.relate import relation, relations
 from dpdist.answers.shrinkage import Shrinkage
-from dpdist.answers.variables import Variables, contrasts, variables
+from dpdist.answers.variables import Variables, variables
 from dpdist.core.errors import UsageError
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.core.release.request import Centring, ReleaseRequest
@@ -283,7 +284,7 @@ def test_the_nearest_moment_of_rows_is_never_farther_in_the_norm_of_the_noise(se
     exact = next(held(frame, request("1000000"), schema))
     found = next(held(frame, asked, schema))
     result = feasible(found)
-    scale = (exact.constant / found.constant) ** 2  # grids differ
+    scale = (exact.precision.constant / found.precision.constant) ** 2  # grids differ
     closed = found.moment.copy()
     for variable in found.categorical.values():  # the closed form, by hand
         margin, w, basis = found.margin(variable.name), variable.weight, variable.basis
@@ -294,11 +295,11 @@ def test_the_nearest_moment_of_rows_is_never_farther_in_the_norm_of_the_noise(se
         rest = [place for place in range(len(closed) - 1) if place not in variable.places]
         closed[np.ix_(variable.places, rest)] = project @ closed[np.ix_(variable.places, rest)]
         closed[np.ix_(rest, variable.places)] = closed[np.ix_(variable.places, rest)].T
-        closed[list(variable.places), -1] = closed[-1, list(variable.places)] = found.constant * w * basis @ r
+        closed[list(variable.places), -1] = closed[-1, list(variable.places)] = found.precision.constant * w * basis @ r
     truth = exact.moment / scale
     before, after = np.linalg.norm(closed - truth), np.linalg.norm(result.moment - truth)
     assert after <= before * 1.01
-    assert np.linalg.eigvalsh(result.moment)[0] > -0.05 * np.sqrt(2 * found.noise * len(closed))
+    assert np.linalg.eigvalsh(result.moment)[0] > -0.05 * np.sqrt(2 * found.precision.noise * len(closed))
     assert all((cells >= 0).all() for cells in result.tables.values())
 
 
