@@ -352,7 +352,7 @@ def _tangent(law: NoiseLaw, rows: float, spectrum: Sequence[float], component: i
     return lost / (1 - lost) if lost < 1 else math.inf
 
 
-def _counted(law: NoiseLaw, rows: float, spectrum: Sequence[float]) -> int:
+def count_seen(law: NoiseLaw, rows: float, spectrum: Sequence[float]) -> int:
     """Return the number of components of a guessed spectrum above the noise, by the rule for releases."""
     far, size, count = FAR * math.sqrt(2 * law.variance / law.size), law.size, 0
     if size == 1:
@@ -404,15 +404,20 @@ def _expected(law: NoiseLaw, spectrum: Sequence[float], rows: int, component: in
     return Expected(
         variance,
         _cosine(law, rows, spectrum, component),
-        _counted(law, rows, spectrum) > component,
-        rows_for(lambda count: _counted(law, count, spectrum) > component),
+        count_seen(law, rows, spectrum) > component,
+        rows_for(lambda count: count_seen(law, count, spectrum) > component),
         rows_for(lambda count: 1 / (1 + _tangent(law, count, spectrum, component, others)) >= GOOD),
     )
 
 
+def least_rows_seen(law: NoiseLaw, variance: float) -> float:
+    """Return the least number of rows for which a single component with this variance is above the noise."""
+    return _strength_for(law) / variance
+
+
 def _strength_for(law: NoiseLaw) -> float:
     """Return the least eigenvalue of a single component above the noise."""
-    return _smallest(lambda strength: bool(_counted(law, strength, (1.0,))), law.threshold, error=1e-9)
+    return _smallest(lambda strength: bool(count_seen(law, strength, (1.0,))), law.threshold, error=1e-9)
 
 
 def _alternatives(plan: Plan, rows: int, person: Person) -> tuple[tuple[str, float], ...]:

@@ -27,12 +27,12 @@ from dpdist.core.text import printable
 
 COMMANDS = {
     "demo": ("jobs", "demo_command", "Run all steps on a bundled data set."),
-    "release": ("pipeline", "release_command", "Publish a private second moment of a table: a file, or rows."),
+    "release": ("release", "release_command", "Publish a private second moment of a table: a file, or rows."),
     "report": ("inspect", "report_command", "Write an HTML report on a release, or a page for the privacy officer."),
     "schema": ("pipeline", "schema_command", "Draft a schema for the columns of files."),
     "ingest": ("pipeline", "ingest", "Copy rows from files into a Zarr array."),
     "register": ("pipeline", "register", "Use rows in place, without a copy."),
-    "forecast": ("mechanisms", "forecast_command", "Forecast the noise and accuracy of a release."),
+    "forecast": ("forecast", "forecast_command", "Forecast the noise and accuracy of a release."),
     "bound": ("pipeline", "bound", "Choose the clip norm of rows privately, for a small epsilon."),
     "pca": ("components", "pca", "Write the principal components of a release."),
     "project": ("components", "project", "Project rows onto components. Keep the scores as private as the rows."),

@@ -1,4 +1,4 @@
-"""The commands schema, ingest, register, bound, release and combine."""
+"""The commands schema, ingest, register, bound and combine."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dpdist.answers.bias import clipped_rows, described
-from dpdist.answers.correlation import correlation
 from dpdist.cli.options import (
     LOCAL,
     SOURCE,
     STORE,
-    Option,
     budget_location,
     budget_message,
     cluster_options,
@@ -27,23 +24,20 @@ from dpdist.cli.options import (
     options,
 )
 from dpdist.cli.output import BARS, answer, say, show
-from dpdist.core.errors import BelowNoiseError, DataError, UsageError
+from dpdist.core.errors import DataError
 from dpdist.core.ledger.address import LedgerAddress
 from dpdist.core.moment.histograms import NormGrid
-from dpdist.core.options import PRIVACY, BudgetOptions, IngestOptions, ReleaseOptions, RequestOptions, fields_of
+from dpdist.core.options import BudgetOptions, IngestOptions, ReleaseOptions, fields_of
 from dpdist.core.pipeline import clip_norm
-from dpdist.core.pipeline.release import combine_releases, release_rows
+from dpdist.core.pipeline.release import combine_releases
 from dpdist.core.privacy.checks import cautions_message
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.core.release.artefact import Release
-from dpdist.core.release.parse import norms_request_from, request_from
-from dpdist.core.release.request import ReleaseRequest
+from dpdist.core.release.parse import norms_request_from
 from dpdist.core.rows.dataset import RowsTable
-from dpdist.core.rows.units import Owner
 from dpdist.core.runtime.cluster import Cluster
 from dpdist.core.storage.store import AnyStore, store_at
-from dpdist.core.text import NEXT, counted, exactly, rounded_up, wrapped
-from dpdist.report import text
+from dpdist.core.text import NEXT, counted, exactly, rounded_up
 
 if TYPE_CHECKING:
     from dpdist.core.ingest.sources import SourceLocation
@@ -185,79 +179,6 @@ def register(
     message = _table_message(rows, table, f" in place{'' if fresh else ', unchanged'}")
     value = _table_json(rows, table, fresh, str(address) if table.budget else None)
     answer(as_json, value, f"{message}Do not change {source}. {budget_message(table, address)}")
-
-
-_OF_FILE = ("schema", "header", "privacy_unit", "max_rows", "budget_epsilon", "budget_delta")
-
-
-@grouped("release")
-@click.argument("rows", type=STORE, metavar="TABLE")
-@click.argument("release", type=STORE)
-@options(RequestOptions, "request_options", without={"ledger"})
-@options(IngestOptions, "table_options", names=_OF_FILE)
-@click.option(
-    "--each-row-is-a-person", cls=Option, group=PRIVACY, is_flag=True, help="State that no person has two rows."
-)
-@ledger_option
-@partial(cluster_options, trusted=True)
-@json_option
-def release_command(
-    rows: AnyStore, release: AnyStore, request_options: RequestOptions, table_options: IngestOptions,
-    each_row_is_a_person: bool, ledger: LedgerAddress | None, cluster: Cluster, as_json: bool,
-) -> None:  # fmt: skip
-    """Publish RELEASE, a private second moment of TABLE. Repeating the command publishes the same bytes for free.
-
-    TABLE is the rows.zarr of an ingest, or a file, such as table.csv or table.parquet. The rows of a file are
-    stored next to it, with their ledger. Their budget is the loss of this release, unless --budget-epsilon is
-    larger. Columns of text need --schema; without one, missing values count as the centre of their column. The
-    components of the correlation matrix are printed.
-    """
-    request, of_file = request_from(request_options), None
-    if isinstance(rows, Path) and rows.is_file():
-        from dpdist.core.pipeline.table import rows_of_file  # noqa: PLC0415 - its readers are slow to import
-
-        if ledger is not None:
-            raise UsageError("The ledger of a file is next to it. Omit --ledger, or ingest the file first.")
-        _require_mean(request, by_a_schema=table_options.schema is not None)
-        budget = table_options.budget
-        if budget is not None and table_options.budget_delta is None:
-            budget = PrivacyLoss(budget.epsilon_micro, request.loss.delta_atto)
-        of_file = rows_of_file(
-            rows, request, budget=budget, target=release, schema=table_options.schema,
-            header=table_options.header,
-            owner=Owner(table_options.privacy_unit, table_options.max_rows, each_row_is_a_person),
-            progress=BARS, say=say, cluster=cluster,
-        )  # fmt: skip
-    elif isinstance(rows, Path) and not rows.exists() and rows.suffix not in {"", ".zarr"}:
-        raise DataError(f"{rows} does not exist. Check the name of the file.")
-    elif each_row_is_a_person or any(getattr(table_options, name) is not None for name in _OF_FILE):
-        raise UsageError(
-            f"{rows} is not a file. --schema, --header, --privacy-unit, --max-rows, --each-row-is-a-person and "
-            "--budget-epsilon are for files; for rows they are options of dpdist ingest."
-        )
-    if of_file is not None:
-        rows, ledger = of_file.table.path, of_file.ledger
-    outcome = release_rows(rows, release, request, ledger=ledger, cluster=cluster, say=say)
-    value, found = outcome.to_json(), ""
-    if of_file is not None:
-        try:
-            components = correlation(outcome.release, None)
-        except (BelowNoiseError, UsageError) as error:
-            found = wrapped(str(error))
-        else:
-            value |= components.to_json() | {"shortened": clipped_rows(outcome.release).to_json()}
-            found = text.standardised(components, outcome.release)
-    answer(as_json, value, f"{described(outcome)}\n{found}".rstrip())
-
-
-def _require_mean(request: ReleaseRequest, *, by_a_schema: bool) -> None:
-    """Refuse a release of a file whose correlations could not be printed, before it is paid for."""
-    if not (request.centred or (by_a_schema and request.centring is None)):
-        free = ", or --centre private, which costs nothing" if by_a_schema else ""
-        raise UsageError(
-            "A release of a file prints correlations, which need a mean. Nothing was read or spent. Add --scale "
-            f"private{free}; or ingest the file, and release its rows without a mean."
-        )
 
 
 @click.command()

@@ -15,7 +15,6 @@ from support.cli_scene import LOSS, Call, assert_nothing_spent, names_in, start,
 from dpdist import __version__
 from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.mechanisms.registry import MECHANISMS, RECOMMENDED
-from dpdist.core.pipeline import release as release_steps
 from dpdist.core.runtime.cluster import Cluster
 
 DEFECT = """
@@ -114,12 +113,12 @@ def test_an_unexpected_error_tells_its_type_and_place_but_not_its_text_and_an_in
     def interrupted(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(release_steps, "open_rows", broken)
+    monkeypatch.setattr("dpdist.cli.release.open_rows", broken)
     said = call("release", "rows.zarr", "release.zarr", *LOSS)
     assert said.code == 1
     assert re.search(r"defect in dpdist: RuntimeError at test_cli\.py:\d+.*report", said.message)
     assert "sentinel" not in said.message
-    monkeypatch.setattr(release_steps, "open_rows", interrupted)
+    monkeypatch.setattr("dpdist.cli.release.open_rows", interrupted)
     said = call("release", "rows.zarr", "release.zarr", *LOSS)
     assert said.code == 5
     assert said.told.splitlines() == [

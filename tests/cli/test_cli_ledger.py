@@ -123,7 +123,7 @@ def test_a_budget_with_parts_is_declared_and_shown_and_nothing_is_said_to_be_spe
 
 
 RELEASE = ("release", "rows.zarr", "release.zarr", *LOSS)
-OTHER = ("release", "rows.zarr", "other.zarr", "--epsilon", ".1", "--delta", "1e-6", "--clip", "300")
+OTHER = ("release", "rows.zarr", "other.zarr", "--epsilon", ".1", "--delta", "1e-6", "--clip", "300", "--anyway")
 
 
 @pytest.fixture(autouse=True)

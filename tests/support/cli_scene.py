@@ -42,13 +42,13 @@ class Said(NamedTuple):
 
     @property
     def message(self) -> str:
-        """The one paragraph that says what went wrong; only labels of progress may stand before it."""
+        """The one paragraph that says what went wrong; only labels of progress and a forecast may stand before it."""
         if self.out:  # with --json
             assert self.json == {"error": self.err.splitlines()[-1].removeprefix("dpdist: "), "exit_code": self.code}
         assert "Traceback" not in self.err
         *labels, message = self.err.splitlines()
         begun = {"Ingesting", "Registering rows", "Summing rows", "Projecting rows", "Waiting for workers"}
-        assert {WHERE.sub("", label) for label in labels} <= begun
+        assert {WHERE.sub("", label) for label in labels if not label.startswith("Forecast: ")} <= begun
         assert message.startswith("dpdist: ")
         return message
 

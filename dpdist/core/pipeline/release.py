@@ -46,7 +46,7 @@ from dpdist.core.release.advice import stage_words
 from dpdist.core.release.artefact import Release, open_release
 from dpdist.core.release.bounds import Dimensions
 from dpdist.core.release.combine import combined, write_sum
-from dpdist.core.release.plan import has_centre
+from dpdist.core.release.plan import Plan, has_centre
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.release.trusted import admit, require_undeclared
 from dpdist.core.rows.table import Table
@@ -178,8 +178,12 @@ def release_table(
     ledger: AnyLedgerAddress | None = None,
     cluster: Cluster | None = None,
     say: Callable[[str], None] | None = None,
+    review: Callable[[Plan], object] = lambda _: None,
 ) -> Outcome:
-    """Publish one private second moment of an opened table, or of some of its periods: see :func:`release_rows`."""
+    """Publish one private second moment of an opened table, or of some of its periods: see :func:`release_rows`.
+
+    ``review`` is called with the plan of a new release before it is charged, and may refuse it.
+    """
     cluster, store, on_message = chosen(cluster), store_at(target), say or (lambda _: None)
     account = Path() if request.for_reproduction else ledger_place(table, ledger)  # reproduction charges none
     transaction = trusted.MomentTransaction.of(request, table, absolute(account), store.absolute())
@@ -207,6 +211,7 @@ def release_table(
             _report_units(transaction, on_message)
         _require_centre(transaction)
         _require_counted(transaction)
+        review(transaction.plan)
     with cluster.connected() as executor:
         executor.require_visible(table.probe, ROOT)
         layout = _layout(executor, transaction, cluster)  # checks the memory before anything is charged
@@ -226,7 +231,9 @@ def _require_relation(transaction: trusted.MomentTransaction, cluster: Cluster) 
         transaction.account().require_relation(transaction.plan.request.neighbours)
 
 
-def require_releasable(table: Table, request: ReleaseRequest, budget: PrivacyLoss) -> None:
+def require_releasable(
+    table: Table, request: ReleaseRequest, budget: PrivacyLoss, review: Callable[[Plan], object] = lambda _: None
+) -> None:
     """Refuse a request that these rows or a budget can never have released, from public facts; without a ledger."""
     transaction = trusted.MomentTransaction.of(request, table, Path(), store_at("release.zarr"))
     guarantee = transaction.guarantee
@@ -239,6 +246,7 @@ def require_releasable(table: Table, request: ReleaseRequest, budget: PrivacyLos
         raise UsageError(f"A release of {guarantee.loss} exceeds the budget {budget}. Nothing was declared or spent.")
     if request.chooses:
         require_choice(transaction)
+    review(transaction.plan)
 
 
 def _report_free_norm(transaction: trusted.MomentTransaction, on_message: Callable[[str], None]) -> None:

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 from dpdist.core.errors import DataError, RefusedError, UsageError
 from dpdist.core.ingest.readers.base import ChoiceRequiredError, Choices, counts_rows
 from dpdist.core.ingest.readers.source import Head
-from dpdist.core.ingest.sources import KINDS, head_at, table_at
+from dpdist.core.ingest.sources import KINDS, head_at, opened_sources, table_at
+from dpdist.core.ingest.survey import Job, size_of, survey_source
 from dpdist.core.ingest.workers import Workers
 from dpdist.core.ingest.write import ingest
 from dpdist.core.ledger import state_folder
@@ -31,6 +32,7 @@ from dpdist.core.pipeline.release import require_releasable
 from dpdist.core.pipeline.sources import read_for
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.core.progress import Progress, steps
+from dpdist.core.release.plan import Plan
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.rows.automatic import require_owner, schema_of_numbers, whose_rows
 from dpdist.core.rows.dataset import RowsTable, open_ingested
@@ -71,8 +73,12 @@ def rows_of_file(
     progress: Progress | None = None,
     say: Callable[[str], None] = lambda _: None,
     cluster: Cluster | None = None,
+    review: Callable[[Plan], object] = lambda _: None,
 ) -> FileRows:
-    """Ingest a file next to it, with a budget of ``budget`` or of the request, and report every decision."""
+    """Ingest a file next to it, with a budget of ``budget`` or of the request, and report every decision.
+
+    ``review`` is called with the plan of the release before the budget is declared, and may refuse it.
+    """
     if not file.is_file():
         raise DataError(f"{file} is not a file. Check its name.")
     first = rows_next_to(file)
@@ -105,7 +111,7 @@ def rows_of_file(
     if table.ledger_id is None:
         if place is None:
             try:
-                require_releasable(table, request, budget or request.loss)  # before it is declared for good
+                require_releasable(table, request, budget or request.loss, review)  # before it is declared for good
             except RefusedError as error:
                 raise RefusedError(f"{error} The rows of {file} were copied to {rows}.") from None
         create_ledger(ledger, rows, budget or (request.loss if place is None else None))
@@ -122,6 +128,32 @@ def rows_of_file(
         f"Its rows are in {rows}."
     )
     return FileRows(table, ledger)
+
+
+class FileShape(NamedTuple):
+    """What a forecast uses of a file: the rows that its release would have."""
+
+    columns: int
+    rows: int
+    schema: Schema | None
+    unit: Unit | None
+
+
+def shape_of_file(
+    file: Path, request: ReleaseRequest, *, schema: Schema | Any, header: str | None, owner: Owner
+) -> FileShape:
+    """Return the shape of the rows of a file, as :func:`rows_of_file` would store them; nothing is stored."""
+    given = schema
+    schema, unit, _ = _meaning(file, schema, header, owner)
+    _require_centre(file, request, schema if given is None else None)
+    with opened_sources(file, Path(gettempdir()), Choices(header=header, schema=schema)) as sources:
+
+        def here(job: Job, tasks: Sequence[Any]) -> list[Any]:
+            return [job(sources.opener, task, lambda _: None) for task in tasks]
+
+        kept, sizes = None if schema is None else schema.features, [size_of(entry) for entry in sources.entries]
+        found = survey_source(file, sources, kept, here, sizes=sizes, unit=unit)
+    return FileShape(len(found.names), found.rows, schema, unit if schema is None else schema.unit)
 
 
 def _require_centre(file: Path, request: ReleaseRequest, decided: Schema | None) -> None:

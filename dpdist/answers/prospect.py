@@ -1,0 +1,158 @@
+"""What a release will show, before it is paid for: from its plan and public numbers.
+
+**Components.** A spectrum cannot be known, so an assumption is named: that some directions hold half of the variance of
+the rows, in the ratio 3 : 2 : 1, and the others little each. They are counted as those of a release are. The variance
+of rows whose numbers are divided by a private scale is that of their standard deviations, at other releases the squared
+clip norm, which it cannot exceed.
+
+**Cells and means** have a noise that no row changes (:mod:`dpdist.answers.variables`). A group is assumed to have a
+tenth of the rows, with a mean near the middle of its number.
+
+**Impossible** is a release that would show nothing of any table of so many rows. Any eigenvalue and any diagonal entry of
+a moment of n bounded rows is at most ``n C²``, and any count at most n. With noise of standard deviation s on an entry of
+the diagonal, a column is above the noise if its entry exceeds 4 s, which ``n C²`` plus noise does in 1 of 100 cases if
+``n C² < (4 - 2.33) s``; likewise for the least component above the noise, and for a count, whose interval begins above 0
+from 1.96 standard deviations on. With all of C² in one of 2, 4 or 12 columns, a component was shown by 1 to 6 % of
+releases there.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dpdist.answers.block import NORMAL
+from dpdist.answers.categories import Categorical, Precision, category_of, rows_information
+from dpdist.answers.correlation import ABOVE
+from dpdist.answers.forecast import count_seen, least_rows_seen
+from dpdist.answers.noise_edge import law_of
+from dpdist.core.naming import parameter
+from dpdist.core.options import ROWS_AT_MOST
+from dpdist.core.privacy.guarantee import Neighbours
+from dpdist.core.release.plan import Plan
+from dpdist.core.text import counted
+
+_RATIO = (3, 2, 1)
+_GROUP = 0.1  # of the rows
+_SELDOM = 2.33  # standard deviations that normal noise exceeds in 1 of 100 cases
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """The answers of a planned release, each with the assumption that it needs; None where one cannot be told."""
+
+    directions: int  # that are assumed to hold half of the variance
+    seen: int | None  # of them
+    cells: tuple[int, int] | None  # rows that a count in a table of two columns is within of the exact one, at 95 %
+    mean: float | None  # the same for the mean of a number in a tenth of the rows, in units of the bounded rows
+    scaled: bool  # whether these units are the standard deviation of the number
+    impossible: str  # a sentence if nothing can be shown
+
+    def to_json(self) -> dict[str, object]:
+        """Return JSON values."""
+        return {
+            "directions": self.directions, "seen": self.seen, "cells": self.cells, "mean": self.mean,
+            "impossible": self.impossible or None,
+        }  # fmt: skip
+
+    def describe(self) -> str:
+        """Return one line; empty if nothing can be told."""
+        parts = []
+        if self.seen is not None:
+            hold = "1 direction holds" if self.directions == 1 else f"{self.directions} directions hold"
+            ratio = f", as {' : '.join(map(str, _RATIO[-self.directions :]))}" if self.directions > 1 else ""
+            parts.append(f"If {hold} half of the variance{ratio}, {self.seen or 'none'} will show")
+        if self.cells is not None:
+            low, high = self.cells
+            counts = (
+                f"a count in a table of two columns will be within {f'{low} to {high}' if low < high else low} rows"
+            )
+            parts.append(f"{counts} of the exact one (95 of 100)")
+        if self.mean is not None:
+            unit = "its standard deviation" if self.scaled else "half of its range"
+            parts.append(f"the mean of a number in a tenth of the rows within {self.mean:.2g} times {unit}")
+        text = "; ".join(parts)
+        return f"Forecast: {text[0].lower()}{text[1:]}." if text else ""
+
+
+def prospect(plan: Plan, rows: int | None = None) -> Prospect:
+    """Return what a planned release will show; ``rows`` is a public guess of n, where the plan knows none."""
+    request, size = plan.request, plan.dimensions
+    if rows is None:
+        rows = size.rows
+    if rows is None and request.rows_at_most != ROWS_AT_MOST:
+        rows = request.rows_at_most
+    categorical, precision = _precision(plan)
+    reaches = _cells(categorical, precision)
+    numbers = size.numbers if size.schema is None else len(size.schema.numbers)
+    scaled = request.scale is not None
+    in_range = size.schema is not None and size.schema.scale == "range" and request.scale is None
+    mean = None
+    if categorical and numbers and rows is not None and precision.constant and (scaled or in_range):
+        mean = NORMAL * math.sqrt(max(map(precision.of_sum, categorical))) / (_GROUP * rows)
+    directions = 3 if size.columns >= 6 else 1 + (size.columns >= 4)
+    seen = None if rows is None else _seen(plan, rows, directions)
+    impossible = "" if rows is None else _impossible(plan, rows, reaches)
+    cells = (reaches[0], reaches[-1]) if reaches else None
+    return Prospect(directions, seen, cells, mean, scaled, impossible)
+
+
+def _precision(plan: Plan) -> tuple[list[Categorical], Precision]:
+    """Return the categories that tables can be about, and the variances of their estimates."""
+    schema, bound, noise = plan.dimensions.schema, plan.bound, plan.moment.noise
+    found = list[Categorical]()
+    known = noise.variance_diagonal is not None and noise.variance_off_diagonal is not None
+    open_norm = plan.request.clip_norm == "private" and bool(plan.dimensions.numbers)
+    if schema is not None and known and not open_norm:
+        first = 0
+        for column in schema.columns:
+            places = range(first, first + column.width)
+            first += column.width if column.stored else 0
+            made = category_of(schema, bound, column, places) if column.stored and column.whole else ""
+            if isinstance(made, Categorical):
+                found.append(made)
+    constant, unit = bound.constant * bound.unit, bound.unit**2
+    spread = max(noise.variance_diagonal or 0.0, 2 * (noise.variance_off_diagonal or 0.0)) * unit**2
+    of_rows = 0.0
+    if plan.request.neighbours is not Neighbours.REPLACE_ONE or plan.dimensions.together:
+        of_rows = spread / rows_information(found, constant) if found or constant else 0.0
+    return found, Precision(spread, constant, of_rows)
+
+
+def _cells(categorical: list[Categorical], precision: Precision) -> list[int]:
+    """Return the reach of a cell in each table of two variables, in order."""
+    pairs = [(a, b) for i, a in enumerate(categorical) for b in categorical[:i]]
+    return sorted(math.ceil(NORMAL * math.sqrt(precision.of_cell(a, b))) for a, b in pairs)
+
+
+def _seen(plan: Plan, rows: int, directions: int) -> int | None:
+    """Return how many of some directions with half of the variance would be counted."""
+    request, bound = plan.request, plan.bound
+    law = law_of(plan.moment.noise, bound.columns, bound.unit**2)
+    if law is None or (request.clip_norm == "private" and bound.whole):
+        return None
+    # each number that is divided by a private scale has the variance 1
+    scaled = request.scale == "private" and request.clip_norm == "auto"
+    numbers = float(plan.dimensions.numbers) if scaled else bound.clip_norm**2
+    variance = numbers + (bound.whole_norm**2 if bound.whole else 0.0)
+    shares = _RATIO[-directions:]
+    return count_seen(law, rows, [variance / 2 * share / sum(shares) for share in shares])
+
+
+def _impossible(plan: Plan, rows: int, reaches: list[int]) -> str:
+    """Return a sentence if no table of so many rows could show a component, a column or a count."""
+    bound, variance = plan.bound, plan.moment.noise.variance_diagonal
+    law = law_of(plan.moment.noise, bound.columns, bound.unit**2)
+    if law is None or variance is None:
+        return ""
+    deviation = math.sqrt(variance) * bound.unit**2 / bound.row_norm**2  # in rows
+    least = [(ABOVE * deviation, deviation), (least_rows_seen(law, bound.row_norm**2), deviation)]
+    least += [(float(reach), reach / NORMAL) for reach in reaches[:1]]
+    if any(rows >= even - _SELDOM * noise for even, noise in least):
+        return ""
+    return (
+        f"Whatever the {counted(rows, 'row')} are, no component, column or count would be above the noise of this "
+        f"release, whose loss is {plan.loss}, in more than nine of ten cases; even odds take at least "
+        f"{math.ceil(min(even for even, _ in least))} rows. Nothing was spent. Use a larger {parameter('epsilon')} or "
+        "more rows."
+    )

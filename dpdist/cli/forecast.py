@@ -1,0 +1,209 @@
+"""The command forecast. It uses public numbers only, and charges no ledger."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+from dpdist.answers.forecast import forecast_release
+from dpdist.answers.prospect import prospect
+from dpdist.cli.options import LOCAL, STORE, Option, grouped, json_option, options
+from dpdist.cli.output import answer
+from dpdist.cli.release import require_mean
+from dpdist.core.errors import RefusedError, UsageError
+from dpdist.core.ingest.registered import open_rows
+from dpdist.core.ledger.address import absolute
+from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.moment.histograms import ColumnCounting
+from dpdist.core.options import PRIVACY, IngestOptions, RequestOptions
+from dpdist.core.pipeline.budget import ledger_place
+from dpdist.core.privacy.guarantee import Neighbours
+from dpdist.core.release.advice import choice_refused
+from dpdist.core.release.bounds import Dimensions, by_schema
+from dpdist.core.release.parse import numbers_from, request_from
+from dpdist.core.release.plan import planned
+from dpdist.core.release.request import ReleaseRequest
+from dpdist.core.release.stages import require_seen
+from dpdist.core.rows.dataset import RowsTable
+from dpdist.core.rows.periods import PeriodicTable, is_periodic, open_periods
+from dpdist.core.rows.schema import Schema
+from dpdist.core.rows.units import Owner
+from dpdist.core.storage.store import AnyStore
+from dpdist.core.text import wrapped
+from dpdist.literature.orbit_forecast import ORBITS, forecast_orbit
+from dpdist.report import text
+from dpdist.report.figures import draw_forecast
+
+_OF_FILE = ("schema", "header", "privacy_unit")
+
+
+def _private_count(table: RowsTable | PeriodicTable) -> bool:
+    """Return whether the number of rows is private: a release was charged under add-remove."""
+    address = absolute(ledger_place(table, None))
+    records = Ledger(address).records if table.ledger_id is not None and Ledger.stands_at(address) else []
+    return any(record.guarantee.neighbours is Neighbours.ADD_REMOVE for record in records)
+
+
+class _Rows(NamedTuple):
+    """The rows to forecast for, as typed, else as declared by a table or found in a file."""
+
+    columns: int
+    rows: int
+    max_rows: int | None
+    max_periods: int | None
+    schema: Schema | None
+
+
+def _of_file(file: Path, request: ReleaseRequest, table_options: IngestOptions, owner: Owner) -> _Rows:
+    """Return the rows of a file; 0 of them if their number is private."""
+    from dpdist.core.pipeline.table import shape_of_file  # noqa: PLC0415 - its readers are slow to import
+
+    require_mean(request, by_a_schema=table_options.schema is not None)
+    counted = request.neighbours is Neighbours.REPLACE_ONE
+    found = shape_of_file(file, request, schema=table_options.schema, header=table_options.header, owner=owner)
+    return _Rows(
+        found.columns, found.rows if counted else 0, 1 if found.unit is None else found.unit.max_rows, None,
+        found.schema,
+    )  # fmt: skip
+
+
+def _of_table(table: AnyStore, *, counted: bool) -> _Rows:
+    """Return the rows of a rows.zarr or of a folder of periods; 0 of them if their number is private."""
+    periods = open_periods(table) if is_periodic(table) else None
+    closed = () if periods is None else tuple(Ledger(absolute(ledger_place(periods, None))).periods)
+    if periods is not None and not closed:
+        raise UsageError(f"No period of {table} is closed yet. Give --d and --n.")
+    opened = open_rows(table if periods is None else periods.rows_of(closed[-1]))
+    rows, unit = 0, opened.unit
+    if counted and not _private_count(periods or opened):
+        rows = opened.rows if periods is None else periods.count(closed)
+    max_rows, max_periods = (1, None) if unit is None else (unit.max_rows, unit.max_periods)
+    return _Rows(opened.columns, rows, max_rows, max_periods, opened.schema)
+
+
+def _found(
+    table: AnyStore | None, request: ReleaseRequest, table_options: IngestOptions, max_rows: int | None, *,
+    each_row: bool,
+) -> _Rows | None:  # fmt: skip
+    """Return the rows of a table, without their number if that is private."""
+    if isinstance(table, Path) and table.is_file():
+        return _of_file(table, request, table_options, Owner(table_options.privacy_unit, max_rows, each_row))
+    if each_row or any(getattr(table_options, name) is not None for name in _OF_FILE):
+        raise UsageError("--schema, --header, --privacy-unit and --each-row-is-a-person are for files.")
+    if table is None:
+        return None
+    return _of_table(table, counted=request.neighbours is Neighbours.REPLACE_ONE)
+
+
+def _described(found: _Rows | None, typed: _Rows) -> _Rows:
+    """Return the rows to forecast for: what was typed, else what was found."""
+    columns, rows = typed.columns or (found.columns if found else 0), typed.rows or (found.rows if found else 0)
+    if not (columns and rows):
+        missing = " and ".join(name for name, value in (("--d", columns), ("--n", rows)) if not value)
+        raise UsageError(
+            f"A forecast needs {missing}, as a public guess, or a TABLE: it uses the number of columns, and the number "
+            "of rows if that is public."
+        )
+    if found is None:
+        return typed._replace(max_rows=typed.max_rows or 1)
+    return _Rows(columns, rows, typed.max_rows or found.max_rows, typed.max_periods or found.max_periods, found.schema)
+
+
+def _refused(request: ReleaseRequest, size: Dimensions, rows: int, max_rows: int) -> str | None:
+    """Return why too few rows would make the release be refused, or None."""
+    if "scale" in request.chooses:
+        try:
+            require_seen(request, ColumnCounting.of(size.columns, size.schema), rows, max_rows, together=size.together)
+        except RefusedError as error:
+            return str(error).replace(" Nothing was spent.", "")
+    return choice_refused(request, size.columns, rows, max_rows, together=size.together)
+
+
+def _request(request_options: RequestOptions, spectrum: str | None) -> ReleaseRequest:
+    try:
+        return request_from(request_options)
+    except UsageError as error:
+        if request_options.mechanism in ORBITS and not spectrum:  # report all missing options at once
+            raise UsageError(
+                f"{error} Its forecast also needs a public guess of the eigenvalues (--spectrum)."
+            ) from None
+        raise
+
+
+@grouped("forecast")
+@click.argument("table", type=STORE, required=False, metavar="[TABLE]")
+@click.option("--d", "columns", type=click.IntRange(1), help="Number of columns.")
+@click.option("--n", "rows", type=int, help="Number of rows, or a public guess.")
+@options(RequestOptions, "request_options", without={"ledger", "for_reproduction", "id"})
+@options(IngestOptions, "table_options", names=_OF_FILE)
+@click.option(
+    "--each-row-is-a-person", cls=Option, group=PRIVACY, is_flag=True, help="State that no person has two rows."
+)
+@click.option("--spectrum", help="Public guess of the components' variances, such as 4,2,0.5. Never from the data.")
+@click.option(
+    "--norms",
+    help="Public guess of the row norms, equally frequent, such as 5,10,40. Show the cost of each as a clip norm.",
+)
+@click.option(
+    "--max-rows",
+    type=int,
+    help="Largest number of rows of a privacy unit, per period if any. [default: 1]",
+)
+@click.option("--max-periods", type=int, help="Largest number of periods with rows of a privacy unit; for gaussian.")
+@click.option("--plot", type=LOCAL, help="Draw component quality against the number of rows to this image file.")
+@json_option
+def forecast_command(
+    table: AnyStore | None, columns: int | None, rows: int | None, request_options: RequestOptions,
+    table_options: IngestOptions, each_row_is_a_person: bool, spectrum: str | None, norms: str | None,
+    max_rows: int | None, max_periods: int | None, plot: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Forecast the release that the same words make: its noise, and the components and counts above it. Free.
+
+    TABLE is a file, or a rows.zarr. It provides the number of columns, the privacy unit, and the number of rows if that
+    is public. Its values are not used. Without TABLE, give --d and --n.
+    """
+    if rows is not None and rows < 1:
+        raise UsageError("A forecast needs at least one row.", parameter="n")
+    typed = _Rows(columns or 0, rows or 0, max_rows, max_periods, None)
+    request = _request(request_options, spectrum)
+    columns, rows, max_rows, max_periods, schema = _described(
+        _found(table, request, table_options, max_rows, each_row=each_row_is_a_person), typed
+    )
+    public = rows if request.neighbours is Neighbours.REPLACE_ONE else None
+    size = Dimensions(columns, public, max_rows or 1, schema=schema, together=max_rows is None)
+    request = by_schema(request, size)
+    if request.mechanism in ORBITS:
+        if plot is not None or norms or max_rows != 1 or max_periods is not None:
+            raise UsageError(
+                f"The forecast of {request.mechanism} does not support --plot, --norms, --max-rows and "
+                "--max-periods. Omit them."
+            )
+        request = replace(request, clip_norm=planned(request, size).bound.row_norm)
+        orbit = forecast_orbit(request, columns, rows, numbers_from(spectrum, "--spectrum") if spectrum else ())
+        answer(as_json, orbit.to_json(), text.orbit_forecast(orbit))
+        return
+    result = forecast_release(
+        request, columns, rows, numbers_from(spectrum, "--spectrum") if spectrum else (),
+        numbers_from(norms, "--norms") if norms else (), max_rows=max_rows, max_periods=max_periods,
+        schema=schema,
+    )  # fmt: skip
+    if plot is not None:
+        draw_forecast(result, plot)
+    value, message = result.to_json(), text.forecast(result)
+    once = result.person.counted_once
+    if request.chooses:
+        value["parts"] = result.plan.parts_json()
+        message += f"\n\n{text.parts(result.plan)}"
+        value["refused"] = refused = _refused(request, size, rows, once)
+        message += "" if refused is None else "\n" + wrapped(f"THE RELEASE WOULD BE REFUSED. {refused}")
+    expected = prospect(result.plan, rows)
+    value["prospect"] = expected.to_json()
+    if expected.impossible:
+        refused = expected.impossible.replace(" Nothing was spent.", "")
+        message += f"\n\n{wrapped(f'THE RELEASE WOULD BE REFUSED, UNLESS --anyway IS ADDED. {refused}')}"
+    elif line := expected.describe():
+        message += f"\n\n{wrapped(line)}"
+    answer(as_json, value, message)
