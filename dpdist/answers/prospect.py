@@ -8,12 +8,12 @@ clip norm, which it cannot exceed.
 **Cells and means** have a noise that no row changes (:mod:`dpdist.answers.variables`). A group is assumed to have a
 tenth of the rows, with a mean near the middle of its number.
 
-**Impossible** is a release that would show nothing of any table of so many rows. Any eigenvalue and any diagonal entry of
-a moment of n bounded rows is at most ``n C²``, and any count at most n. With noise of standard deviation s on an entry of
-the diagonal, a column is above the noise if its entry exceeds 4 s, which ``n C²`` plus noise does in 1 of 100 cases if
-``n C² < (4 - 2.33) s``; likewise for the least component above the noise, and for a count, whose interval begins above 0
-from 1.96 standard deviations on. With all of C² in one of 2, 4 or 12 columns, a component was shown by 1 to 6 % of
-releases there.
+**Impossible** is a release that would show nothing of any table of so many rows. Any eigenvalue and any diagonal entry
+of a moment of n bounded rows is at most ``n C²``, and any count at most n. With noise of standard deviation s on an
+entry of the diagonal, a column is above the noise if its entry exceeds 4 s, which ``n C²`` plus noise does in 1 of 100
+cases if ``n C² < (4 - 2.33) s``; likewise for the least component above the noise, and for a count, whose interval
+begins above 0 from 1.96 standard deviations on. With all of C² in one of 2, 4 or 12 columns, a component was shown by 1
+to 6 % of releases there.
 """
 
 from __future__ import annotations
