@@ -208,7 +208,9 @@ def column_indices(table: Release | RowsTable, names: Sequence[str], option: str
 def beside(release: Release, targets: Sequence[int]) -> tuple[int, ...]:
     """Return the default regressors: all columns with a known scale, but those derived from a target's columns."""
     names = {release.names[i] for i in targets}
-    kin = {name for features in _features_of(release).values() if names & set(features) for name in features}
+    described = () if release.schema is None else release.schema.columns
+    sources = {column.source.name for column in described if names & set(column.features)}
+    kin = {name for column in described if column.source.name in sources for name in column.features}
     unseen, weightless = release.blindly_scaled  # their noise would take a ridge, which shrinks all slopes
     excluded = kin | names | set(unseen) | set(weightless) | {release.names[i] for i in indicators(release)}
     return tuple(i for i, name in enumerate(release.names) if name not in excluded)

@@ -98,7 +98,8 @@ def logistic(
     """
     if held.named(target) not in held.categorical:
         raise UsageError(f"A logistic regression is of categories, and {target!r} is a number.", parameter="target")
-    names = [name for name in held.names if name != target] if on is None else [held.named(name) for name in on]
+    others = [name for name in held.names if not held.of_one_column(name, target)]
+    names = others if on is None else [held.named(name) for name in on]
     if target in names or not names:
         raise UsageError(f"Name columns to explain {target} by other than itself ({parameter('on')}).")
     variable = held.categorical[target]

@@ -46,13 +46,14 @@ class Prospect:
     cells: tuple[int, int] | None  # rows that a count in a table of two columns is within of the exact one, at 95 %
     mean: float | None  # the same for the mean of a number in a tenth of the rows, in units of the bounded rows
     scaled: bool  # whether these units are the standard deviation of the number
+    bins: float  # by which factor bins of numbers make the noise larger
     impossible: str  # a sentence if nothing can be shown
 
     def to_json(self) -> dict[str, object]:
         """Return JSON values."""
         return {
             "directions": self.directions, "seen": self.seen, "cells": self.cells, "mean": self.mean,
-            "impossible": self.impossible or None,
+            "bins": self.bins, "impossible": self.impossible or None,
         }  # fmt: skip
 
     def describe(self) -> str:
@@ -72,7 +73,8 @@ class Prospect:
             unit = "its standard deviation" if self.scaled else "half of its range"
             parts.append(f"the mean of a number in a tenth of the rows within {self.mean:.2g} times {unit}")
         text = "; ".join(parts)
-        return f"Forecast: {text[0].lower()}{text[1:]}." if text else ""
+        added = f" The bins of numbers make all noise {100 * (self.bins - 1):.2g} % larger." if self.bins > 1 else ""
+        return f"Forecast: {text[0].lower()}{text[1:]}.{added}" if text else added.lstrip()
 
 
 def prospect(plan: Plan, rows: int | None = None) -> Prospect:
@@ -94,7 +96,7 @@ def prospect(plan: Plan, rows: int | None = None) -> Prospect:
     seen = None if rows is None else _seen(plan, rows, directions)
     impossible = "" if rows is None else _impossible(plan, rows, reaches)
     cells = (reaches[0], reaches[-1]) if reaches else None
-    return Prospect(directions, seen, cells, mean, scaled, impossible)
+    return Prospect(directions, seen, cells, mean, scaled, _bins(plan, categorical), impossible)
 
 
 def _precision(plan: Plan) -> tuple[list[Categorical], Precision]:
@@ -117,6 +119,14 @@ def _precision(plan: Plan) -> tuple[list[Categorical], Precision]:
     if plan.request.neighbours is not Neighbours.REPLACE_ONE or plan.dimensions.together:
         of_rows = spread / rows_information(found, constant) if found or constant else 0.0
     return found, Precision(spread, constant, of_rows)
+
+
+def _bins(plan: Plan, categorical: list[Categorical]) -> float:
+    """Return the squared norm of a row over that without the bins of numbers: all noise grows with it."""
+    schema, whole = plan.dimensions.schema, plan.bound.row_norm**2
+    names = set() if schema is None else {column.name for column in schema.columns if column.source is not column}
+    added = sum(variable.weight**2 * (1 - 1 / variable.size) for variable in categorical if variable.name in names)
+    return whole / (whole - added) if added < whole else math.inf
 
 
 def _cells(categorical: list[Categorical], precision: Precision) -> list[int]:

@@ -83,12 +83,15 @@ def relation(held: Variables, first: str, second: str) -> Relation:
 
 
 def relations(held: Variables, name: str | None = None) -> list[Relation]:
-    """Return the associations of a variable with each other one, or of all pairs, the strongest first."""
+    """Return the associations of a variable with each other one, or of all pairs, the strongest first.
+
+    A number and its bins are no pair.
+    """
     pairs: Iterable[tuple[str, str]] = combinations(held.names, 2)
     if name is not None:
         name = held.named(name)
         pairs = [(name, other) for other in held.names if other != name]
-    found = [relation(held, *pair) for pair in pairs]
+    found = [relation(held, *pair) for pair in pairs if not held.of_one_column(*pair)]
     tested = [each for each in found if each.test is not None]
     adjusted = dict(zip(map(id, tested), holm([t.test.p_value for t in tested if t.test is not None]), strict=True))
     found = [replace(each, adjusted=adjusted.get(id(each))) for each in found]

@@ -151,6 +151,16 @@ class Variables:
         """The names of all variables that answers can be about."""
         return (*self.categorical, *self.numeric)
 
+    def of_one_column(self, first: str, second: str) -> bool:
+        """Whether two variables are read from one column of the source: a number and its bins."""
+        schema = self.release.schema
+        sources = {
+            name: column.source.name
+            for column in (() if schema is None else schema.columns)
+            for name in (column.name, column.value_name)
+        }
+        return sources.get(first, first) == sources.get(second, second)
+
     def named(self, name: str) -> str:
         """Return the name of a variable; refuse an unknown one, or one that is left out, with the reason."""
         if name in self.categorical or name in self.numeric:

@@ -146,7 +146,7 @@ class Collection:
 
     @property
     def _read_names(self) -> list[str]:
-        columns = () if self.schema is None else self.schema.columns
+        columns = () if self.schema is None else self.schema.sources
         return [column.name for column in columns if column.stored or column.kind == "privacy unit"]
 
     def blocks(self, keep: Places) -> list[Any]:
@@ -286,7 +286,7 @@ def _parquet(frame: Any, where: str, schema: Schema) -> memoryview:
     wrong, sink = None, pa.BufferOutputStream()
     try:
         columns, empty = columns_of(frame, list(map(str, frame.columns))), pa.nulls(len(frame))
-        table = pa.table({column.name: columns.get(column.name, empty) for column in schema.columns})
+        table = pa.table({column.name: columns.get(column.name, empty) for column in schema.sources})
         parquet.write_table(table, sink, row_group_size=_ROW_GROUP, use_dictionary=False, compression="none")
     except UnfitError as error:
         wrong = error.refusal(where, lambda row: f"row {row} (counting from 0)", CURE)

@@ -83,6 +83,11 @@ class Column:
         For a skewed number or integer, x in each row: ``"log"`` is log(1 + x - low), where low is the low end of the
         range or 0, and values below it count as it; ``"asinh"``, for numbers of both signs, is nearly the logarithm of
         2|x|, with the sign of x. The columns of the rows are named after it. None: the number itself.
+    bins : sequence of float, or of dates, default None
+        Edges, from public knowledge, of a number, an integer or a date: beside it the rows then have a category
+        ``NAME_bins``, with a table and means of its own. A bin begins with an edge and ends before the next; the first
+        and the last one are open. Missing values are a category, unless they are refused or drop the row. None: no
+        bins.
 
     See Also
     --------
@@ -109,9 +114,12 @@ class Column:
     weight: Any = None
     missing_values: Any = None
     transform: str | None = None
+    bins: Any = None
 
     def __post_init__(self) -> None:
-        for key, stored in (("range", _plain), ("categories", _named), ("missing_values", _coded)):
+        for key, stored in (
+            ("range", _plain), ("categories", _named), ("missing_values", _coded), ("bins", _plain),
+        ):  # fmt: skip
             value = getattr(self, key)
             if isinstance(value, Sequence) and not isinstance(value, str):
                 object.__setattr__(self, key, tuple(map(stored, value)))
@@ -126,7 +134,7 @@ class Column:
     @property
     def given(self) -> dict[str, Any]:
         """All properties other than name and kind."""
-        values = {entry.name: getattr(self, entry.name) for entry in fields(self)[2:]}
+        values = {entry.name: getattr(self, entry.name) for entry in fields(Column)[2:]}
         return {key: value for key, value in values.items() if value is not None}
 
     @property
@@ -134,6 +142,7 @@ class Column:
         """A readable description."""
         properties = [
             f"{len(value)} categories" if key == "categories" else
+            f"{len(value) + 1} bins" if key == "bins" else
             f"missing values {listed(value)}" if key == "missing_values" else
             f"{key} {' to '.join(map(shown, value))}" if key == "range" else f"{key} {shown(value)}"
             for key, value in self.given.items()
@@ -144,6 +153,11 @@ class Column:
         """Return JSON values."""
         properties = {key: list(value) if isinstance(value, tuple) else value for key, value in self.given.items()}
         return {"name": self.name, "kind": self.kind, **properties}
+
+    @property
+    def source(self) -> Column:
+        """The column of the source that it is read from: itself, except for bins."""
+        return self
 
     @property
     def stored(self) -> bool:
@@ -234,6 +248,42 @@ class Column:
         if self.kind == "category":
             return (0.0, 1.0) if self.one_hot else (0.0, float(len(self.categories) - 1))
         return None if self.range is None else (self.value_of(self.range[0]), self.value_of(self.range[1]))
+
+
+@dataclass(frozen=True, repr=False)
+class Binned(Column):
+    """The category that a :class:`Schema` derives from a number with bins."""
+
+    number: Column | None = None
+
+    @classmethod
+    def of(cls, number: Column) -> Binned:
+        """Return the category of a column with sound bins."""
+        missing = {None: None, "refuse": None, "drop": "drop"}.get(number.missing, "indicator")
+        return cls(
+            f"{number.name}_bins", "category", categories=_names_of_bins(number), missing=missing,
+            weight=number.weight, number=number,
+        )  # fmt: skip
+
+    @property
+    def source(self) -> Column:
+        """The number that it is read from."""
+        return self.number or self
+
+    @property
+    def edges(self) -> list[float]:
+        """Where its bins begin, but for the first, as unscaled numbers."""
+        return [self.source.number_of(edge) for edge in self.source.bins]
+
+
+def _names_of_bins(number: Column) -> tuple[str, ...]:
+    """Return the names of bins; those of whole numbers end with the last one that is in them."""
+    dated, whole = number.kind == "date", number.kind == "integer"
+    edges = list(number.bins) if dated else [exactly(edge) for edge in number.bins]
+    before = "before" if dated else "below"
+    ends = [exactly(edge - 1) for edge in number.bins] if whole else [f"{before} {edge}" for edge in edges]
+    inner = [low if low == high else f"{low} to {high}" for low, high in zip(edges[:-1], ends[1:], strict=True)]
+    return f"{before} {edges[0]}", *inner, f"{edges[-1]} or {'later' if dated else 'more'}"
 
 
 def shown(value: object) -> str:

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from dpdist.core.errors import DataError, UsageError, quiet
 from dpdist.core.frames import as_frame, is_a, type_name
 from dpdist.core.naming import step
-from dpdist.core.rows.columns import LARGEST_WHOLE, SECONDS, Column
+from dpdist.core.rows.columns import LARGEST_WHOLE, SECONDS, Binned, Column
 from dpdist.core.rows.schema_mistakes import NOT_NUMBERS, all_of
 from dpdist.core.rows.units import spelled
 from dpdist.core.text import counted, visible
@@ -159,9 +159,9 @@ def _encoded_batch(schema: Schema, columns: Mapping[str, Any], rows: int) -> Row
         if not column.stored:
             continue
         try:
-            lacking = _fill(schema, column, columns[column.name], out[:, start : start + column.width])
+            lacking = _fill(schema, column, columns[column.source.name], out[:, start : start + column.width])
         except UnfitError as error:
-            wrong += error.faults
+            wrong += () if isinstance(column, Binned) else error.faults  # which its number has, too
         else:
             if column.missing == "drop":
                 dropped |= lacking
@@ -174,7 +174,9 @@ def _encoded_batch(schema: Schema, columns: Mapping[str, Any], rows: int) -> Row
 
 def _fill(schema: Schema, column: Column, cells: Any, out: Rows) -> _Mask:
     """Write the encoding of a column to out, and return a mask of its missing values."""
-    values, lacking = _READ[column.kind](column, plain(column, cells))
+    values, lacking = _READ[column.source.kind](column.source, plain(column.source, cells))
+    if isinstance(column, Binned):  # the end bins are open
+        values = np.searchsorted(column.edges, values, side="right").astype(np.float64)
     if lacking.any() and column.missing in {None, "refuse"}:
         of_numbers = [] if column.one_hot else ["pairwise"] if column.whole else ["centre", "pairwise"]
         treatments = [*of_numbers, "fill", "indicator", "drop"]
@@ -512,7 +514,7 @@ def transformed(schema: Schema, frame: Any) -> Any:
         )
     schema.places(list(map(str, frame.columns)))
     require_types(schema, types_of(frame))
-    names = [column.name for column in schema.columns if column.stored]
+    names = [column.name for column in schema.sources if column.stored]
     try:
         blocks = list(encoded(schema, columns_of(frame, names), len(frame)))
     except UnfitError as error:

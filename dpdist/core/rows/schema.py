@@ -37,7 +37,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpdist.core.errors import UsageError
-from dpdist.core.rows.columns import Column, Whole
+from dpdist.core.rows.columns import Binned, Column, Whole
 from dpdist.core.rows.contrasts import constant_bits_of, contrasts_of
 from dpdist.core.rows.schema_mistakes import FORMAT, OWN, Parts, all_of, in_sentence, mistakes, parts_of
 from dpdist.core.rows.units import Keep, Unit
@@ -77,10 +77,15 @@ class _SchemaFields:
     lines: tuple[int, ...] = field(default=(), init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        columns = list(self.columns)
+        columns = [column for column in self.columns if not isinstance(column, Binned)]
         for index, column in enumerate(columns):
             if self.missing_values and column.missing_values is None and column.kind != "ignored":
                 columns[index] = replace(column, missing_values=self.missing_values)
+        self._keep(columns)
+        if any(column.bins is not None for column in columns):
+            self._keep([*columns, *(Binned.of(column) for column in columns if column.bins is not None)])
+
+    def _keep(self, columns: Sequence[Column]) -> None:
         object.__setattr__(self, "columns", tuple(columns))
         parts = Parts(self.columns, self.scale, self.others, self.max_rows, self.keep, self.missing_values, self.lines)
         if wrong := [in_sentence(mistake, self.columns) for mistake in mistakes(parts)]:
@@ -182,12 +187,17 @@ class Schema(_SchemaFields):
         """Return JSON values, as stored and published."""
         settings = {key: getattr(self, key) for key in OWN if key != "missing_values"}  # stored with the columns
         changed = {key: value for key, value in settings.items() if value != OWN[key]}
-        return {"format": FORMAT, **changed, "columns": [column.to_json() for column in self.columns]}
+        return {"format": FORMAT, **changed, "columns": [column.to_json() for column in self.sources]}
 
     @property
     def digest(self) -> str:
         """SHA-256 of its JSON values, 64 hexadecimal digits."""
         return hashlib.sha256(canonical(self.to_json()).encode()).hexdigest()
+
+    @property
+    def sources(self) -> tuple[Column, ...]:
+        """The columns of the source: all but the bins of numbers."""
+        return tuple(column for column in self.columns if not isinstance(column, Binned))
 
     @property
     def dropping(self) -> tuple[str, ...]:
@@ -410,7 +420,7 @@ class Schema(_SchemaFields):
     def where(self, place: int) -> str:
         """Return the name of a column for messages, with its line if the schema is a file."""
         name = f"column {self.columns[place].name!r}"
-        return f"{self.file}, line {self.lines[place]}, {name}" if self.file and self.lines else name
+        return f"{self.file}, line {self.lines[place]}, {name}" if self.file and place < len(self.lines) else name
 
     def places(self, names: Sequence[str]) -> tuple[int, ...]:
         """Return the positions of the columns to read, in the order of the schema; UsageError if they do not match."""
@@ -419,11 +429,11 @@ class Schema(_SchemaFields):
         wrong = [f"several columns have the name {listed(map(repr, twice))}"] if twice else []
         wrong += [
             f"{self.where(number)}: the source has no such column"
-            for number, column in enumerate(self.columns)
+            for number, column in enumerate(self.sources)
             if column.name not in positions
         ]
         if self.others == "refuse":
-            described = {column.name for column in self.columns}
+            described = {column.name for column in self.sources}
             unknown = [name for name in names if name not in described and not PANDAS_INDEX.fullmatch(name)]
             if unknown:
                 wrong.append(
@@ -435,5 +445,5 @@ class Schema(_SchemaFields):
                 f"{all_of('The schema', wrong, 'does not fit the source')} The source has: {listed(names)}."
             )
         return tuple(
-            positions[column.name] for column in self.columns if column.stored or column.kind == "privacy unit"
+            positions[column.name] for column in self.sources if column.stored or column.kind == "privacy unit"
         )

@@ -168,6 +168,7 @@ _HEAD = """\
 #              "fill" (with fill = a public constant), "indicator" (an additional column is 1), or "drop" (the whole
 #              row counts as the centre)
 # transform:   "log" or "asinh" of a skewed number, such as money
+# bins:        [18, 30, 50, 65], edges that make a category of a number, too: a table of age groups
 # missing_values: ["?", -999], text and codes that mean a missing value; at the top, for all columns
 # format:      "%d.%m.%Y", the format of a date in text, unless it is 2026-01-31
 # weight:      factor of the numbers (default 1)

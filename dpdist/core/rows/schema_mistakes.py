@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
+from itertools import pairwise
 from typing import Any, NamedTuple, get_args
 
 from dpdist.core.rows.columns import DIRECTIVES, LARGEST_WHOLE, SECONDS, Column, instant, shown
@@ -16,11 +17,11 @@ MOST_FEATURES = 1 << 20
 """Largest number of columns of rows, as for any source."""
 _VALUES = {"missing_values", "missing", "fill", "weight"}
 _TAKES = {
-    "number": {*_VALUES, "range", "other", "transform"},
-    "integer": {*_VALUES, "range", "other", "transform"},
+    "number": {*_VALUES, "range", "other", "transform", "bins"},
+    "integer": {*_VALUES, "range", "other", "transform", "bins"},
     "boolean": _VALUES,
     "category": {*_VALUES, "categories", "encoding", "other"},
-    "date": {*_VALUES, "range", "unit", "origin", "format"},
+    "date": {*_VALUES, "range", "unit", "origin", "format", "bins"},
     "ignored": set[str](),
     "privacy unit": {"missing_values"},
 }
@@ -136,7 +137,10 @@ def mistakes(schema: Parts) -> Iterator[Mistake]:
             location = (
                 f"line {schema.lines[before[column.name]]}" if schema.lines else f"column {before[column.name] + 1}"
             )
-            yield Mistake(index, "name", f"an earlier column has the same name ({location})")
+            reason = f"an earlier column has the same name ({location})"
+            if column.source is not column:
+                reason = f"the bins of {column.source.name!r} have this name, and so has another column: rename that"
+            yield Mistake(index, "name", reason)
         before.setdefault(column.name, index)
     yield from _of_units(schema)
     if not wrong:
@@ -182,13 +186,14 @@ def _mistakes_of(column: Column, scale: str) -> Iterator[tuple[str | None, str]]
         for key in properties
         if key not in takes
     ]
-    for key in ("range", "unit", "origin", "format", "fill"):
+    for key in ("range", "unit", "origin", "format", "fill", "bins"):
         value = properties.get(key)
         values = value if isinstance(value, tuple) else (value,)
         if any(isinstance(entry, str) and has_control(entry) for entry in values):
             wrong.append((key, f"{key} contains a control or invisible character"))
     wrong += _wrong_words({key: value for key, value in properties.items() if key in takes})
     wrong += _wrong_range(column, scale) if "range" in takes else ()
+    wrong += _wrong_bins(column) if column.bins is not None and "bins" in takes and not wrong else ()
     wrong += _wrong_categories(column) if "categories" in takes else ()
     yield from wrong or _wrong_fill(column)
 
@@ -266,6 +271,27 @@ def _wrong_range(column: Column, scale: str) -> Iterator[tuple[str | None, str]]
         yield "range", f"range must have a positive width, not {shown(ends[0])} to {shown(ends[1])}"
     elif column.kind == "integer" and max(map(abs, ends)) > LARGEST_WHOLE:
         yield "range", "range must be within 2^53: float64 does not represent larger whole numbers exactly"
+
+
+def _wrong_bins(column: Column) -> Iterator[tuple[str, str]]:
+    """Yield mistakes in the edges of bins; the range is sound."""
+    edges, dated = column.bins, column.kind == "date"
+    example = "[2010-01-01, 2020-01-01]" if dated else "[18, 30, 50, 65]"
+    if edges == ():
+        yield "bins", f"bins is blank: fill it in from public knowledge, such as {example}, never from the data"
+        return
+    if not isinstance(edges, tuple) or not all(map(_is_date if dated else _is_number, edges)):
+        yield "bins", f"bins must be a list of {'dates' if dated else 'numbers'}, such as {example}"
+        return
+    numbers = [column.number_of(edge) for edge in edges]
+    if any(low >= high for low, high in pairwise(numbers)):
+        yield "bins", "bins must be in increasing order, each edge once"
+    if column.kind == "integer" and any(not edge.is_integer() for edge in numbers):
+        yield "bins", "the bins of whole numbers must begin with whole numbers"
+    if column.range is not None:
+        low, high = map(column.number_of, column.range)
+        if not low < numbers[0] <= numbers[-1] <= high:
+            yield "bins", "bins must begin within the range, after its low end: the first and the last one are open"
 
 
 def _wrong_categories(column: Column) -> Iterator[tuple[str | None, str]]:

@@ -181,7 +181,7 @@ class Csv(Tabular):
         if self._header_choice is None:
             schema = self.choices.schema
             # else it may be a row of words
-            may_be_header = schema is None or any(column.name in cells for column in schema.columns)
+            may_be_header = schema is None or any(column.name in cells for column in schema.sources)
             if not (may_be_header and attempt(self.path, partial(self._is_header, cells))):
                 raise header_asked(self.path)
         if self._header_choice == "no":
@@ -194,7 +194,7 @@ class Csv(Tabular):
         """Whether the first line is the header, by the option or by a schema whose names are all words in it."""
         schema, cells = self.choices.schema, self._first[1]
         if self.choices.header is None and schema is not None:
-            names = [column.name for column in schema.columns]
+            names = [column.name for column in schema.sources]
             return "yes" if all(name in cells and _kind(name) == "text" for name in names) else None
         return self.choices.header
 
