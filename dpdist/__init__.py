@@ -54,6 +54,8 @@ if TYPE_CHECKING:  # the double names export them to type checkers
     from dpdist.core.runtime.cluster import Cluster as Cluster
     from dpdist.core.runtime.tls import Certificates as Certificates
     from dpdist.estimators import PrivateCovariance as PrivateCovariance
+    from dpdist.estimators import PrivateLDA as PrivateLDA
+    from dpdist.estimators import PrivateLogisticRegression as PrivateLogisticRegression
     from dpdist.estimators import PrivatePCA as PrivatePCA
     from dpdist.estimators import PrivateRidge as PrivateRidge
     from dpdist.estimators.one_call import private_pca as private_pca
@@ -68,7 +70,7 @@ _NAMES = {
         "BelowNoiseWarning", "ClippedRowsWarning", "DataError", "DpdistError", "PrivacyLeakWarning",
         "RefusedError", "ResumableError", "UsageError", "WeakGuaranteeWarning",
     ),
-    "estimators": ("PrivateCovariance", "PrivatePCA", "PrivateRidge"),
+    "estimators": ("PrivateCovariance", "PrivateLDA", "PrivateLogisticRegression", "PrivatePCA", "PrivateRidge"),
     "estimators.one_call": ("private_pca",),
     "formats.labelled": ("area_scale",),
     "core.ingest.registered": ("open_rows",),

@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from scipy.optimize import brentq
@@ -42,8 +43,11 @@ _RIDGE, _CLEAR = 0.1, 2.5
 """Ridge in edges of the noise, and least variance of every direction for which there is none."""
 _STEPS, _TOLERANCE = 500, 1e-5
 _FARTHEST = 30.0
-_Z, _W = np.polynomial.hermite_e.hermegauss(40)
-_W = _W / _W.sum()
+_SEPARATED = 15.0
+"""Standard deviation of eta beyond which no row is in doubt."""
+_Z = np.linspace(-8, 8, 401)  # dense enough for steep curves, for which Gauss's nodes are too far apart
+_W = np.exp(-(_Z**2) / 2)
+_W /= _W.sum()
 
 
 @dataclass(frozen=True)
@@ -96,19 +100,23 @@ def logistic(
     ``ridge`` is added to the covariance of the bounded rows; None: a tenth of the edge of the noise, or 0 where
     the columns are clear of it.
     """
+    model = model_of(held, target, on, ridge)
+    categories = [1] if model.target.size == 2 else range(model.target.size)
+    return tuple(model.fitted(category) for category in categories)
+
+
+def model_of(held: Variables, target: str, on: Sequence[str] | None = None, ridge: float | None = None) -> Model:
+    """Return what all categories of a target share; refuse a target without categories."""
     if held.named(target) not in held.categorical:
         raise UsageError(f"A logistic regression is of categories, and {target!r} is a number.", parameter="target")
     others = [name for name in held.names if not held.of_one_column(name, target)]
     names = others if on is None else [held.named(name) for name in on]
     if target in names or not names:
         raise UsageError(f"Name columns to explain {target} by other than itself ({parameter('on')}).")
-    variable = held.categorical[target]
-    model = _Model(held, target, names, ridge)
-    categories = [1] if variable.size == 2 else range(variable.size)
-    return tuple(model.fitted(category) for category in categories)
+    return Model(held, target, names, ridge)
 
 
-class _Model:
+class Model:
     """What all categories of a target share."""
 
     def __init__(self, held: Variables, target: str, names: Sequence[str], ridge: float | None) -> None:
@@ -131,6 +139,36 @@ class _Model:
         edge = math.sqrt(2 * held.precision.noise * len(reduced)) / n
         clear = bool(np.linalg.eigvalsh(self.s)[0] > _CLEAR * edge)
         self.ridge = (0.0 if clear else _RIDGE * edge) if ridge is None else ridge
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """The names of the p columns that have a coefficient: numbers, and NAME=CATEGORY but for first categories."""
+        return [
+            label
+            for name in self.names
+            for label in (
+                [f"{name}={category}" for category in self.held.categorical[name].categories[1:]]
+                if name in self.held.categorical
+                else [name]
+            )
+        ]
+
+    @cached_property
+    def units(self) -> tuple[Matrix, Matrix]:
+        """What maps b to coefficients in units of the source, (p, len(b)), and where these columns are 0, (len(b),)."""
+        onto, zero = np.zeros((len(self.labels), len(self.places))), np.zeros(len(self.places))
+        row = 0
+        for name, at in self.at.items():
+            if name in self.held.categorical:
+                variable = self.held.categorical[name]
+                onto[row : row + variable.size - 1, at] = (variable.basis[1:] - variable.basis[0]) * variable.weight
+                zero[at] = variable.basis[0] * variable.weight
+                row += variable.size - 1
+            else:
+                number = self.held.numeric[name]
+                onto[row, at], zero[at] = 1 / number.unit, -number.shift / number.unit
+                row += 1
+        return onto, zero
 
     def shares(self, variable: Categorical, own: Sequence[int]) -> Matrix:
         """Return the shares of the categories of a variable, from its coordinates in the moment."""
@@ -156,28 +194,13 @@ class _Model:
                 f"Nothing about {self.target.name} is seen above the noise, so no logistic regression can be computed. "
                 "Use a larger epsilon, more rows or fewer columns."
             )
-        intercept = middle - float(b @ self.mean[self.places])
-        effects, references = list[Effect](), list[str]()
-        for name in self.names:
-            at = self.at[name]
-            if name in self.held.categorical:
-                variable = self.held.categorical[name]
-                onto = (variable.basis - variable.basis[0]) * variable.weight
-                values, variances = onto @ b[at], np.einsum("ij,jk,ik->i", onto, errors[at, at], onto)
-                intercept += float((variable.basis[0] * variable.weight) @ b[at])
-                references.append(f"{name}={variable.categories[0]}")
-                effects += [
-                    _effect(f"{name}={variable.categories[g]}", values[g], variances[g])
-                    for g in range(1, variable.size)
-                ]
-            else:
-                number = self.held.numeric[name]
-                intercept -= float(b[at][0]) * number.shift / number.unit
-                effects.append(
-                    _effect(name, float(b[at][0]) / number.unit, float(errors[at, at][0, 0]) / number.unit**2)
-                )
+        onto, zero = self.units
+        values, variances = onto @ b, np.einsum("ij,jk,ik->i", onto, errors, onto)
+        effects = map(_effect, self.labels, values, variances)
+        first = [f"{name}={v.categories[0]}" for name, v in self.held.categorical.items() if name in self.at]
         label = f"{self.target.name}={self.target.categories[category]}"
-        return Logistic(label, share, intercept, tuple(effects), tuple(references), self.ridge)
+        intercept = middle + float(b @ (zero - self.mean[self.places]))
+        return Logistic(label, share, intercept, tuple(effects), tuple(first), self.ridge)
 
     def _solved(self, c: Matrix, share: float) -> tuple[Matrix, float, Matrix]:
         """Return b, the mean of eta, and the derivative of the equations by the covariances of x and eta."""
@@ -186,6 +209,11 @@ class _Model:
         for _ in range(_STEPS):
             along = self.s @ b
             deviation = math.sqrt(max(float(b @ along), 0.0))
+            if deviation > _SEPARATED:
+                raise UsageError(
+                    f"As far as the noise lets see, the other columns determine {self.target.name} without error, and "
+                    "odds have no end. Leave out the column that does."
+                )
             middle = float(brentq(lambda a, d=deviation: _W @ expit(a + d * _Z) - share, -60, 60))
             curve = expit(middle + deviation * _Z)
             slope = float(_W @ (curve * (1 - curve)))

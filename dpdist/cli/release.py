@@ -20,6 +20,7 @@ from dpdist.core.ledger.address import LedgerAddress
 from dpdist.core.options import EXPERT, PRIVACY, IngestOptions, RequestOptions
 from dpdist.core.pipeline.release import release_table
 from dpdist.core.privacy.guarantee import PrivacyLoss
+from dpdist.core.release.artefact import Release
 from dpdist.core.release.parse import request_from
 from dpdist.core.release.plan import Plan
 from dpdist.core.release.request import ReleaseRequest
@@ -84,20 +85,26 @@ def release_command(
             f"{rows} is not a file. --schema, --header, --privacy-unit, --max-rows, --each-row-is-a-person and "
             "--budget-epsilon are for files; for rows they are options of dpdist ingest."
         )
+
+    def review(plan: Plan) -> None:
+        if line := expected(plan).describe():
+            say(line)
+
     outcome = release_table(
-        open_rows(rows), release, request, ledger=ledger, cluster=cluster, say=say,
-        review=lambda plan: say(expected(plan).describe()),
+        open_rows(rows), release, request, ledger=ledger, cluster=cluster, say=say, review=review
     )  # fmt: skip
-    value, found = outcome.to_json(), ""
-    if of_file is not None:
-        try:
-            components = correlation(outcome.release, None)
-        except (BelowNoiseError, UsageError) as error:
-            found = wrapped(str(error))
-        else:
-            value |= components.to_json() | {"shortened": clipped_rows(outcome.release).to_json()}
-            found = text.standardised(components, outcome.release)
-    answer(as_json, value, f"{described(outcome)}\n{found}".rstrip())
+    value, found = ({}, "") if of_file is None else _components(outcome.release)
+    answer(as_json, outcome.to_json() | value, f"{described(outcome)}\n{found}".rstrip())
+
+
+def _components(release: Release) -> tuple[dict[str, object], str]:
+    """Return the components of the correlation matrix, as JSON values and as text."""
+    try:
+        components = correlation(release, None)
+    except (BelowNoiseError, UsageError) as error:
+        return {}, wrapped(str(error))
+    value = components.to_json() | {"shortened": clipped_rows(release).to_json()}
+    return value, text.standardised(components, release)
 
 
 def _rows_of(

@@ -162,8 +162,12 @@ def released(
     targets: Sequence[str] = (),
     join: Callable[[Rows], Rows] | None = None,
     groups: object = None,
+    describe: Callable[[Sequence[str]], Schema] | None = None,
 ) -> Release:
-    """Release the second moment of X once; ``check`` refuses impossible requests before anything is charged."""
+    """Release the second moment of X once; ``check`` refuses impossible requests before anything is charged.
+
+    ``join`` adds targets to the rows of X, and ``describe`` returns the schema of rows in memory by their names.
+    """
     forbid_core_dumps()  # this process will hold the exact total in memory
     request = request_of(estimator, components, targets)
     data, units = grouped(data, groups)
@@ -173,6 +177,7 @@ def released(
     try:
         rows = rows_of(estimator, data, fitting=True)
         rows = rows if join is None else join(rows)
+        schema = schema if path is not None or describe is None else describe(rows.column_names)
         require_same_columns(estimator, data, rows)
         stored = None if path is None else open_rows(path)
         described = schema if stored is None else stored.schema

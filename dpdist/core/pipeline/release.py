@@ -204,17 +204,19 @@ def release_table(
         transaction.reserve()  # refuses an id that belongs to other parameters
         trusted.publish(transaction)
         return Outcome(open_release(store), store.address(), fresh=False)
-    if cluster.trusted_worker or transaction.state() in {None, State.ABORTED}:  # what was charged is completed
+    pending = not cluster.trusted_worker and transaction.state() not in {None, State.ABORTED}
+    if not pending:  # what was charged is completed
         if transaction.draws > 1:
             require_choice(transaction)
             _report_free_norm(transaction, on_message)
             _report_units(transaction, on_message)
         _require_centre(transaction)
         _require_counted(transaction)
-        review(transaction.plan)
     with cluster.connected() as executor:
         executor.require_visible(table.probe, ROOT)
         layout = _layout(executor, transaction, cluster)  # checks the memory before anything is charged
+        if not pending:
+            review(transaction.plan)
         fresh = executor.trusted(transaction.reserve) in {State.RESERVED, State.STAGED}
         if fresh and transaction.draws > 1:
             draw_stages(executor, transaction)

@@ -1,0 +1,207 @@
+"""Classes from one private release: near the exact models, in the units of X, and free from a release with a schema."""
+
+from __future__ import annotations
+
+import pickle
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pytest
+from scipy.special import expit
+from sklearn.base import clone
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from sklearn.pipeline import make_pipeline
+
+import dpdist
+from dpdist import Column, PrivateLDA, PrivateLogisticRegression, Schema
+from dpdist.core.errors import BelowNoiseError, PrivacyLeakWarning, UsageError
+from dpdist.estimators.checked import RowsError
+
+Matrix = npt.NDArray[np.float64]
+N = 20_000
+ASK: dict[str, Any] = {"epsilon": 1, "delta": 1e-6}
+MUCH: dict[str, Any] = {"epsilon": 1000, "delta": 1e-6, "clip": 9, "scale": "private"}
+KINDS = [PrivateLogisticRegression, PrivateLDA]
+pytestmark = pytest.mark.filterwarnings("ignore:As many rows were released", "ignore:Epsilon 1000")
+SCHEMA = Schema(
+    [
+        Column("region", "category", categories=["north", "south", "east"], weight=2), Column("premium", "boolean"),
+        Column("age", "integer", range=(18, 90), bins=[30, 50]), Column("income", "number", missing="pairwise"),
+        Column("churned", "boolean"), Column("plan", "category", categories=["a", "b", "c"]),
+    ]
+)  # fmt: skip
+
+
+def numbers(seed: int = 1) -> tuple[Matrix, Any]:
+    random = np.random.default_rng(seed)
+    X = random.normal(size=(N, 3)) * [3, 1, 5] + [50, 0, -7]  # noqa: N806
+    return X, random.random(N) < expit(0.3 * (X[:, 0] - 50) - X[:, 1] - 0.5)
+
+
+def people(seed: int = 2) -> pd.DataFrame:
+    random = np.random.default_rng(seed)
+    region, age = random.choice(["north", "south", "east"], N), random.integers(18, 91, N)
+    premium, income = random.random(N) < 0.3, random.normal(40, 12, N)
+    churned = random.random(N) < expit(-0.5 + (region == "east") - premium + 0.03 * (age - 50) - 0.04 * (income - 40))
+    plan = np.where(random.random(N) < 0.5, np.where(region == "north", "a", "b"), random.choice(["a", "b", "c"], N))
+    income[random.random(N) < 0.1] = np.nan
+    return pd.DataFrame(
+        {"region": region, "premium": premium, "age": age, "income": income, "churned": churned, "plan": plan}
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_little_noise_it_is_near_the_model_of_the_rows(kind: Any) -> None:
+    X, y = numbers()  # noqa: N806
+    exact: Any = LogisticRegression(C=1e9) if kind is PrivateLogisticRegression else LinearDiscriminantAnalysis()
+    exact.fit(X, y)
+    found = kind(**MUCH).fit(X, y)
+    assert np.abs((found.coef_ - exact.coef_) * [3, 1, 5]).max() < 0.05  # per deviation
+    assert np.abs(found.predict_proba(X) - exact.predict_proba(X)).max() < 0.03
+    assert (found.predict(X) == exact.predict(X)).mean() > 0.98
+    assert np.allclose(found.decision_function(X), X @ found.coef_[0] + found.intercept_)
+    assert found.classes_.tolist() == [0, 1]
+    with pytest.warns(PrivacyLeakWarning):
+        assert found.score(X, y) == pytest.approx(exact.score(X, y), abs=0.01)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_at_epsilon_one_it_ranks_nearly_as_well(kind: Any) -> None:
+    X, y = numbers()  # noqa: N806
+    found = kind(**ASK).fit(X, y)
+    exact = LogisticRegression().fit(X, y)
+    assert roc_auc_score(y, found.decision_function(X)) > roc_auc_score(y, exact.decision_function(X)) - 0.01
+    assert found.guarantee_.loss.epsilon == 1
+
+
+def test_intervals_are_those_of_the_effects_in_units_of_x() -> None:
+    X, y = numbers()  # noqa: N806
+    exact, inside = PrivateLogisticRegression(**MUCH).fit(X, y).coef_, []
+    for number in range(20):
+        found = PrivateLogisticRegression(**ASK, budget_epsilon=2000, budget_delta=1e-3, name=f"r{number}").fit(X, y)
+        assert found.coef_intervals_.shape == (1, 3, 2)
+        inside.append((found.coef_intervals_[..., 0] <= exact) & (exact <= found.coef_intervals_[..., 1]))
+    assert np.mean(inside) > 0.75  # of clipped rows at epsilon 1, and of hardly any clipped in `exact`
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_release_with_a_schema_answers_for_each_category_and_for_rows_of_the_source(
+    kind: Any, tmp_path: Path
+) -> None:
+    frame = people()
+    fitted = kind(epsilon=1000, delta=1e-6, schema=SCHEMA).fit(frame, "churned")
+    again = kind.from_release(fitted.release_, "churned")
+    assert np.array_equal(again.coef_, fitted.coef_)
+    assert fitted.classes_.tolist() == [False, True]
+    names = [name for name in SCHEMA.features if name not in {"churned", "income=missing"}]
+    assert sorted(fitted.feature_names_in_) == sorted(names)
+    odds = fitted.predict_proba(frame)  # by the columns of the source, also without the target
+    assert np.array_equal(odds, fitted.predict_proba(frame.drop(columns="churned")))
+    rows = SCHEMA.transform(frame)[list(fitted.feature_names_in_)].fillna(fitted._fills)
+    assert np.allclose(odds, fitted.predict_proba(rows))
+    assert np.allclose(odds, np.asarray(fitted.predict_proba(dd.from_pandas(frame, npartitions=3))))
+    known = frame[frame["income"].notna()]
+    design = np.column_stack(
+        [known["region"] == "south", known["region"] == "east", known["premium"], known["age"], known["income"]]
+    ).astype(float)
+    exact = LogisticRegression(C=1e9, max_iter=5000).fit(design, known["churned"]).predict_proba(design)
+    assert np.abs(fitted.predict_proba(known) - exact).mean() < 0.03
+    plan = kind.from_release(fitted.release_, "plan", ["region", "age"])
+    assert plan.classes_.tolist() == ["a", "b", "c"]
+    assert np.allclose(plan.predict_proba(frame).sum(axis=1), 1)
+    assert list(plan.feature_names_in_) == ["region=north", "region=south", "region=east", "age"]
+    north = plan.predict(frame)[(frame["region"] == "north").to_numpy()]
+    assert (north == "a").all()
+    frame.to_csv(tmp_path / "people.csv", index=False)
+    dpdist.ingest_rows(tmp_path / "people.csv", tmp_path / "rows.zarr", schema=SCHEMA,
+                       budget=dpdist.PrivacyLoss.parse(1, 1e-6))  # fmt: skip
+    stored = kind(**ASK).fit(tmp_path / "rows.zarr", "churned")
+    assert roc_auc_score(frame["churned"], stored.predict_proba(frame)[:, 1]) > 0.6
+
+
+def test_classes_are_named_and_several_are_coded() -> None:
+    X, y = numbers()  # noqa: N806
+    words = np.where(y, "yes", "no")
+    with pytest.raises(RowsError, match=r"y has another class than 0, 1\. Classes are public"):
+        PrivateLogisticRegression(**MUCH).fit(X, words)
+    named = PrivateLogisticRegression(["no", "yes"], **MUCH).fit(X, words)
+    plain = PrivateLogisticRegression(**MUCH, budget_epsilon=5000, budget_delta=1e-4).fit(X, y)
+    assert np.allclose(named.coef_, plain.coef_, atol=0.02)
+    assert set(named.predict(X)) == {"no", "yes"}
+    near = X[:, 1] + np.random.default_rng(3).normal(0, 0.3, N)
+    three = np.where(near > 0.5, "high", np.where(near < -0.5, "low", "middle"))
+    asked = {**MUCH, "budget_epsilon": 9000, "budget_delta": 1e-3}
+    several = PrivateLogisticRegression(["low", "middle", "high"], **asked).fit(X, three)
+    assert several.coef_.shape == (3, 3)
+    assert several.predict_proba(X).shape == (N, 3)
+    assert (several.predict(X)[X[:, 1] > 1.5] == "high").all()
+    steep = LogisticRegression(C=1e9, max_iter=5000).fit(X, three == "high").coef_[0, 1]
+    assert several.coef_[2, 1] == pytest.approx(steep, rel=0.1)  # 6 per deviation
+    for classes in (["one"], ["a", "a"], "ab"):
+        with pytest.raises(UsageError, match="two different classes or more"):
+            PrivateLogisticRegression(classes, **ASK).fit(X, y)
+
+
+def test_classes_that_a_column_determines_have_no_odds() -> None:
+    X, _ = numbers()  # noqa: N806
+    with pytest.raises(UsageError, match="determine y without error"):
+        PrivateLogisticRegression(**MUCH).fit(np.column_stack([X, X[:, 0] > 50]), X[:, 0] > 50)
+
+
+def test_lazy_rows_and_classes_give_lazy_probabilities() -> None:
+    X, y = numbers()  # noqa: N806
+    lazy, classes = da.from_array(X, chunks=(3000, 3)), da.from_array(y, chunks=3000)
+    found = PrivateLogisticRegression(**MUCH).fit(lazy, classes)
+    assert isinstance(found.predict_proba(lazy), da.Array)
+    assert np.allclose(found.predict_proba(lazy).compute(), found.predict_proba(X))
+
+
+def test_it_is_an_estimator() -> None:
+    X, y = numbers()  # noqa: N806
+    asked = PrivateLogisticRegression([0, 1], **MUCH)
+    assert clone(asked).get_params() == asked.get_params()
+    found = asked.fit(X, y)
+    again = pickle.loads(pickle.dumps(found))  # noqa: S301 - of this test
+    assert np.array_equal(again.predict(X), found.predict(X))
+    assert found.__sklearn_tags__().estimator_type == "classifier"
+    piped = make_pipeline(SCHEMA, PrivateLogisticRegression(epsilon=1000, delta=1e-6))
+    frame = people()
+    with pytest.raises(RowsError):
+        piped.fit(frame, frame["churned"].map({True: "y", False: "n"}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_cannot_be_is_refused_before_it_is_charged_or_kept(kind: Any, register: Any) -> None:
+    X, y = numbers()  # noqa: N806
+    for arguments, match in (
+        ((X, None), "requires y"), ((X, "churned"), "y can be a name only"), ((X, y[:5]), "inconsistent numbers"),
+        ((X, np.column_stack([y, y])), "one class per row"),
+    ):  # fmt: skip
+        with pytest.raises(RowsError, match=match):
+            kind(**ASK).fit(*arguments)
+    with pytest.raises(UsageError, match=r"no boolean or category of the schema\. These are: region, premium"):
+        kind(**ASK, schema=SCHEMA).fit(people(), "age")
+    with pytest.raises(UsageError, match="Leave classes out"):
+        kind([0, 1], **ASK, schema=SCHEMA).fit(people(), "churned")
+    for centre, scale in (("none", "private"), ([50.0, 0.0, -7.0, 0.5], "none"), ("private", [1.0, 1.0, 1.0, 1.0])):
+        with pytest.raises(UsageError, match="needs the mean"):
+            kind(**ASK, clip=4, centre=centre, scale=scale).fit(X, y)
+    assert register._fits == []
+    random, refused = np.random.default_rng(5), 0
+    for _ in range(4):  # each is refused in 95 of 100 fits
+        nothing = kind(epsilon=0.1, delta=1e-6, clip=4, scale=[1, 1, 1, 1])
+        with suppress(BelowNoiseError):
+            nothing.fit(random.normal(size=(3000, 3)), random.random(3000) < 0.5)
+        refused += not hasattr(nothing, "coef_") and nothing.release_.rows == 3000
+    assert refused >= 2
+    ridge = dpdist.PrivateCovariance(epsilon=1, delta=1e-6, clip=5).fit(random.normal(size=(3000, 3)))
+    with pytest.raises(UsageError, match="This release has no categories"):
+        kind.from_release(ridge.release_, "c0")
