@@ -54,11 +54,11 @@ class Synthetic:
         rows += self.location
         for place, column in enumerate(self.transformed):
             if column is not None:
-                rows[:, place] = _source_values(column, rows[:, place])
+                rows[:, place] = source_values(column, rows[:, place])
         return rows
 
 
-def _source_values(column: Column, values: Matrix) -> Matrix:
+def source_values(column: Column, values: Matrix) -> Matrix:
     """Return numbers of the source from transformed ones."""
     values = np.minimum(values, _LARGEST_LOGARITHM)
     return np.expm1(values) + column.low if column.transform == "log" else np.sinh(values)

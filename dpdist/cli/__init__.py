@@ -39,7 +39,7 @@ COMMANDS = {
     "relate": ("relate", "relate", "Show tables, means by group and associations of a release."),
     "regress": ("answers", "regress", "Regress a column of a release on others, with intervals."),
     "covariance": ("answers", "covariance_command", "Write the shrunk covariance matrix of a release."),
-    "synthesise": ("answers", "synthesise", "Draw synthetic rows from a normal distribution fitted to a release."),
+    "synthesise": ("synthesise", "synthesise", "Draw synthetic rows that resemble those of a release."),
     "release-matrix": ("matrix", "release_matrix_command", "Publish a symmetric matrix of a declared sensitivity."),
     "combine": ("pipeline", "combine", "Add up releases of disjoint rows."),
     "inspect": ("inspect", "inspect", "Describe rows and their budget, a release, a model or scores."),

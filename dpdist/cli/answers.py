@@ -1,4 +1,4 @@
-"""The commands covariance, synthesise and regress: free post-processing of a release."""
+"""The commands covariance and regress: free post-processing of a release."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 import numpy as np
-import numpy.typing as npt
 
 from dpdist.answers.bias import clipped_rows
 from dpdist.answers.block import beside, column_indices, source_units
@@ -18,18 +17,16 @@ from dpdist.answers.design import Partial, partial_correlation
 from dpdist.answers.logistic import logistic
 from dpdist.answers.regression import Regression, regressions
 from dpdist.answers.shrinkage import Shrinkage
-from dpdist.answers.synthetic import Synthetic, synthetic
 from dpdist.answers.variables import variables
 from dpdist.cli.options import STORE, count_of, json_option
 from dpdist.cli.output import answer
-from dpdist.cli.tables import KINDS, csv_of, kind_of, parquet_of, write_table
+from dpdist.cli.tables import KINDS, csv_of, kind_of, write_table
 from dpdist.core.errors import DataError, UsageError
 from dpdist.core.privacy.checks import cautions_message
 from dpdist.core.release.advice import blindly_scaled_json, blindly_scaled_message
 from dpdist.core.release.artefact import Release, open_release
 from dpdist.core.release.parse import columns_from
-from dpdist.core.storage.arrays import array_options, digest_of_objects
-from dpdist.core.storage.store import AnyStore, Store, replace_own, store_at
+from dpdist.core.storage.store import AnyStore, replace_own, store_at
 from dpdist.core.text import counted, listed, wrapped
 from dpdist.report.answers import about_intervals, regression
 from dpdist.report.pairs import about_variables, odds_text
@@ -133,117 +130,6 @@ def _arrays(estimate: Covariance, partial: Partial | None, release: Release) -> 
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
     return buffer.getvalue()
-
-
-Matrix = npt.NDArray[np.float64]
-_ROW_KINDS = (".csv", ".parquet", ".npy", ".zarr")
-
-
-@click.command("synthesise")
-@click.argument("release", type=STORE)
-@click.argument("out", type=STORE)
-@click.option("--rows", "count", required=True, type=click.IntRange(min=1), metavar="N", help="Number of rows to draw.")
-@click.option(
-    "--seed",
-    type=click.IntRange(min=0),
-    help="Seed, to draw the same rows again; never from private data [default: from the operating system].",
-)
-@json_option
-def synthesise(release: AnyStore, out: AnyStore, count: int, seed: int | None, as_json: bool) -> None:
-    """Write OUT, rows drawn from a normal distribution with the mean and shrunk covariance of RELEASE. Free.
-
-    OUT ends in .csv, .parquet, .npy or .zarr. Its columns are those of the release, as real numbers in units of the
-    source; a category has one column per value. Synthetic rows reproduce only means, variances and correlations.
-    Columns without weight in the release are omitted. An existing OUT is not replaced.
-    """
-    store = store_at(out)
-    name = str(store).rpartition("/")[2]
-    kind = kind_of(out, _ROW_KINDS)
-    store.require_new("table")
-    opened = open_release(release)
-    model = synthetic(opened, source_units(opened))
-    rows = model.draw(count, np.random.default_rng(seed))
-    private = not opened.private_as_claimed
-    if kind == ".zarr":
-        _write_zarr(store, rows, model, opened)
-    else:
-        content = _file(kind, rows, model, opened)
-        store.parent.replace(name, content, "table", private=private)
-    lengths = clipped_rows(opened)
-    value = {
-        "table": str(out),
-        "status": opened.status,
-        "rows": count,
-        "columns": list(model.names),
-        "seed": seed,
-        "covariance_error": model.distance,
-        "cautions": list(opened.cautions),
-        **blindly_scaled_json(opened),
-        "shortened": lengths.to_json(),
-    }
-    mark = "" if opened.status == "private" else f" {opened.status.upper()}: do not publish it."
-    shape = f"{counted(count, 'synthetic row')} of {counted(len(model.names), 'column')}"
-    message = f"{out}: {shape}, by the moment {lengths.describe()}.{mark}"
-    message += cautions_message(opened.cautions)
-    parts = (about_rows(model, opened), model.drowned, blindly_scaled_message(opened), lengths.warning())
-    answer(as_json, value, "\n".join((message, wrapped(" ".join(filter(None, parts))))))
-
-
-def about_rows(model: Synthetic, release: Release) -> str:
-    """Describe what synthetic rows share with the rows, and the error."""
-    message = (
-        f"They reproduce means, variances and correlations of the {'weighted ' * bool(release.bound.unit_norm)}rows, "
-    )
-    if any(model.transformed):
-        message += "of a column with a transform those of its transformed numbers, "
-    message += "and nothing else."
-    if model.distance is not None:
-        message += (
-            f" The noise puts their covariance about {100 * model.distance:.2g} % off (Frobenius norm, units of the "
-            "clip norm); their sampling error comes on top."
-        )
-    kinds = set() if release.schema is None else {column.kind for column in release.schema.columns}
-    if kinds & {"category", "boolean"}:
-        message += " Columns of categories and booleans contain real numbers around the share of ones, not 0 and 1."
-    return message
-
-
-def _file(kind: str, rows: Matrix, model: Synthetic, release: Release) -> bytes:
-    if kind == ".parquet":
-        return parquet_of(dict(zip(model.names, rows.T, strict=True)), release)
-    buffer = io.BytesIO()
-    if kind == ".npy":
-        np.save(buffer, rows)
-    else:
-        buffer.write(csv_of(model.names, ()))
-        np.savetxt(buffer, rows, delimiter=",", fmt="%.17g")
-    return buffer.getvalue()
-
-
-def _write_zarr(store: Store, rows: Matrix, model: Synthetic, release: Release) -> None:
-    import zarr  # noqa: PLC0415
-    from zarr.core.buffer import Buffer  # noqa: PLC0415
-    from zarr.storage import MemoryStore  # noqa: PLC0415
-
-    objects: dict[str, Buffer] = {}
-    attributes: dict[str, Any] = {
-        "columns": list(model.names),
-        "status": release.status,
-        "release_id": release.release_id,
-    }
-    high = max(1, min(len(rows), (16 << 20) // rows[:1].nbytes))
-    array = zarr.create_array(
-        MemoryStore(objects), shape=rows.shape, chunks=(high, rows.shape[1]), attributes=attributes, zarr_format=3,
-        **array_options(rows.dtype),
-    )  # fmt: skip
-    array[...] = rows
-
-    def identity() -> str:
-        return digest_of_objects(objects)
-
-    with store.staged("table", private=not release.private_as_claimed, identity=identity, keys=objects.keys) as staging:
-        for key, content in objects.items():
-            staging.put(key, content.to_bytes())
 
 
 @click.command()

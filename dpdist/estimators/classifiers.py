@@ -395,7 +395,11 @@ class PrivateLDA(_Classifier):
 
     Parameters
     ----------
-    classes, schema, centre
+    classes : sequence, default None
+        The classes, from public knowledge. None: 0 and 1, or False and True.
+    schema : Schema, str or path-like, default None
+        The meaning of the columns of a DataFrame X, of which y names the target. None: X are numbers.
+    centre : {"schema", "private"}, default "schema"
         As for :class:`PrivateLogisticRegression`.
     {shared}
 
@@ -405,8 +409,12 @@ class PrivateLDA(_Classifier):
         (k,) the classes.
     coef_, intercept_ : ndarray
         (1, p) and (1,) for two classes, else (k, p) and (k,) float64: the discriminants, per unit of a column of X.
-    guarantee_, release_, n_features_in_, feature_names_in_
-        As for :class:`PrivateLogisticRegression`.
+    guarantee_ : Guarantee
+        What is proved of the release.
+    release_ : Release
+        The release.
+    n_features_in_, feature_names_in_
+        As in scikit-learn.
 
     See Also
     --------

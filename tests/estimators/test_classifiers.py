@@ -84,12 +84,12 @@ def test_at_epsilon_one_it_ranks_nearly_as_well(kind: Any) -> None:
 
 def test_intervals_are_those_of_the_effects_in_units_of_x() -> None:
     X, y = numbers()  # noqa: N806
-    exact, inside = PrivateLogisticRegression(**MUCH).fit(X, y).coef_, []
+    exact, inside = PrivateLogisticRegression(epsilon=1000, delta=1e-6).fit(X, y).coef_, []
     for number in range(20):
         found = PrivateLogisticRegression(**ASK, budget_epsilon=2000, budget_delta=1e-3, name=f"r{number}").fit(X, y)
         assert found.coef_intervals_.shape == (1, 3, 2)
         inside.append((found.coef_intervals_[..., 0] <= exact) & (exact <= found.coef_intervals_[..., 1]))
-    assert np.mean(inside) > 0.75  # of clipped rows at epsilon 1, and of hardly any clipped in `exact`
+    assert np.mean(inside) > 0.75  # .9 on average: the private scale moves what is clipped
 
 
 @pytest.mark.parametrize("kind", KINDS)
