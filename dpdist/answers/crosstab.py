@@ -22,7 +22,7 @@ every table, so it stands beside the unbiased one, never in its place.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import minimize_scalar
@@ -56,6 +56,7 @@ class Crosstab:
     rows: Categorical
     columns: Categorical
     estimates: Matrix  # (k, l), unbiased
+    released: Matrix  # (k, l), the same, also where the estimates are those of the nearest moment
     deviation: float  # of each
     shrunk: Matrix  # (k, l), not negative
     of_rows: Ratios  # shares of each row, (k, l)
@@ -66,7 +67,19 @@ class Crosstab:
     @property
     def intervals(self) -> Matrix:
         """95 % intervals of the cells, (k, l, 2)."""
-        return ends(self.estimates, np.full(self.estimates.shape, self.deviation), low=0.0)
+        return ends(self.released, np.full(self.estimates.shape, self.deviation), low=0.0)
+
+    def with_counts(self, counts: Matrix) -> Crosstab:
+        """Return it with other counts, none of them negative, and their shares; intervals stay as they are."""
+
+        def of(shares: Ratios, total: Matrix | float) -> Ratios:
+            known = np.broadcast_to(np.asarray(total) > 0, counts.shape)
+            return replace(shares, estimates=np.divide(counts, total, out=np.full(counts.shape, np.nan), where=known))
+
+        return replace(
+            self, estimates=counts, of_rows=of(self.of_rows, counts.sum(axis=1, keepdims=True)),
+            of_columns=of(self.of_columns, counts.sum(axis=0)), of_all=of(self.of_all, float(counts.sum())),
+        )  # fmt: skip
 
     @property
     def reach(self) -> int:
@@ -99,7 +112,7 @@ def crosstab(held: Variables, rows: str, columns: str) -> Crosstab:
     variance = held.precision.of_cell(a, b)
     shrunk, drowned = _shrunk(held, a, b)
     return Crosstab(
-        a, b, values, float(np.sqrt(variance)), shrunk,
+        a, b, values, values, float(np.sqrt(variance)), shrunk,
         ratios(values, by_row.values[:, None], variance, by_row.variance, by_row.variance / m),
         ratios(values, by_column.values, variance, by_column.variance, by_column.variance / k),
         ratios(values, n, variance, of_n, of_n / (k * m)), drowned,

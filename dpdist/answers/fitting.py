@@ -10,9 +10,11 @@ from dpdist.answers.alignment import components_above_noise
 from dpdist.answers.captured import components_with_share
 from dpdist.answers.components import Components, components
 from dpdist.answers.correlation import correlation as correlation_of
+from dpdist.answers.feasible import nearest
 from dpdist.core.errors import UsageError
 from dpdist.core.naming import parameter
 from dpdist.core.pipeline.products import multiplied
+from dpdist.core.progress import Progress
 from dpdist.core.release.artefact import Release, open_release
 from dpdist.core.storage.arrays import made_from
 from dpdist.core.storage.atomic import make_once
@@ -29,6 +31,10 @@ class FittedModel(NamedTuple):
     release: Release
     fresh: bool
     """Whether it was written now; False if it already existed."""
+    basis: Release
+    """The release, or, if asked for, the nearest moment that rows can have, in its place."""
+    remark: str = ""
+    """What was done to the moment; usually nothing."""
 
 
 def fit_components(
@@ -38,7 +44,9 @@ def fit_components(
     *,
     correlation: bool = False,
     drop_first: bool = False,
+    feasible: bool = False,
     cluster: Cluster | None = None,
+    progress: Progress | None = None,
 ) -> FittedModel:
     """Write a model.zarr with the top principal components of a release: free post-processing.
 
@@ -59,8 +67,13 @@ def fit_components(
         It needs a release with the mean, or with a centre.
     drop_first : bool, default False
         With ``correlation``, whether to omit the first column of each categorical variable of the schema.
+    feasible : bool, default False
+        Whether to start from the nearest moment that rows of the schema can have (:mod:`dpdist.answers.feasible`): no
+        table of two categories has a negative cell.
     cluster : Cluster, default None
         Where to multiply a release that does not fit in memory. None: this process.
+    progress : callable, default None
+        Called with the current step (str), the number of its parts (int) and their total (int).
 
     Returns
     -------
@@ -108,21 +121,21 @@ def fit_components(
         )
     attributes = {
         "format": models.FORMAT, "release_id": opened.release_id, "correlation": correlation or None,
-        "drop_first": drop_first or None,
+        "drop_first": drop_first or None, "feasible": feasible or None,
     }  # fmt: skip
     counted: dict[str, object] = {"k": components} if isinstance(components, int) else {}
-    if not made_from(target, "model", **attributes, **counted):
+    is_new = not made_from(target, "model", **attributes, **counted)
+    if is_new:
         target.require_new("model")  # before any computation
-    elif counted:
-        return FittedModel(models.open_model(target), opened, fresh=False)
-    standardised = correlation_of(opened, components, drop_first=drop_first) if correlation else None
-    fitted_components = (
-        standardised.components if standardised else _components_of(opened, release, components, cluster)
-    )
-    fitted = models.Model(opened.release_id, opened.names, fitted_components, opened.schema, correlation)
+    basis, remark = nearest(opened, progress) if feasible else (opened, "")
+    if not is_new and counted:
+        return FittedModel(models.open_model(target), opened, False, basis, remark)
+    standardised = correlation_of(basis, components, drop_first=drop_first) if correlation else None
+    fitted_components = standardised.components if standardised else _components_of(basis, release, components, cluster)
+    fitted = models.Model(opened.release_id, opened.names, fitted_components, opened.schema, correlation, feasible)
     exists = partial(made_from, target, "model", **attributes, k=len(fitted_components.components))
-    fresh = make_once(exists, partial(models.save, fitted, opened, target, standardised))
-    return FittedModel(fitted if fresh else models.open_model(target), opened, fresh)
+    fresh = make_once(exists, partial(models.save, fitted, basis, target, standardised))
+    return FittedModel(fitted if fresh else models.open_model(target), opened, fresh, basis, remark)
 
 
 def components_of(

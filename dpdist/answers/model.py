@@ -46,6 +46,7 @@ class Model:
     components: Components
     schema: Schema | None = None  # converts the columns of a source to rows; None: numbers
     correlation: bool = False  # whether of the correlation matrix (:mod:`dpdist.answers.correlation`)
+    feasible: bool = False  # whether of the nearest moment that rows can have (:mod:`dpdist.answers.feasible`)
 
     def __repr__(self) -> str:
         k, d = self.components.components.shape
@@ -81,6 +82,7 @@ class _Attributes(msgspec.Struct, frozen=True):
     eigenvalues_per_row: bool
     schema: dict[str, Any] | None = None
     correlation: bool = False
+    feasible: bool = False
 
 
 def save(model: Model, release: Release, target: AnyStore, correlation: Correlation | None = None) -> None:
@@ -97,6 +99,8 @@ def save(model: Model, release: Release, target: AnyStore, correlation: Correlat
         "eigenvalues": components.eigenvalues is not None,
         "eigenvalues_per_row": components.per_row,
     }
+    if model.feasible:
+        attributes["feasible"] = True
     if model.schema is not None:
         attributes["schema"] = model.schema.to_json()
     quality = correlation or (None if components.eigenvalues is None else alignment(release, components))
@@ -176,7 +180,9 @@ def open_model(path: AnyStore) -> Model:
         values = components.eigenvalues is None or components.eigenvalues.shape == (k,)
         sound = shapes and values and np.allclose(components.components @ components.components.T, np.eye(k))
         schema = None if attributes.schema is None else Schema.from_json(attributes.schema)
-        model = Model(attributes.release_id, attributes.columns, components, schema, attributes.correlation)
+        model = Model(
+            attributes.release_id, attributes.columns, components, schema, attributes.correlation, attributes.feasible
+        )
     except ResumableError:  # the store did not answer
         raise
     except Exception:  # noqa: BLE001 - libraries raise many kinds of error for a damaged folder

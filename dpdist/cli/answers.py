@@ -14,12 +14,13 @@ from dpdist.answers.block import beside, column_indices, source_units
 from dpdist.answers.correlation import drowned
 from dpdist.answers.covariance import Covariance, below_noise_message, covariance, expanded
 from dpdist.answers.design import Partial, partial_correlation
+from dpdist.answers.feasible import nearest
 from dpdist.answers.logistic import logistic
 from dpdist.answers.regression import Regression, regressions
 from dpdist.answers.shrinkage import Shrinkage
 from dpdist.answers.variables import variables
-from dpdist.cli.options import STORE, count_of, json_option
-from dpdist.cli.output import answer
+from dpdist.cli.options import STORE, count_of, feasible_option, json_option
+from dpdist.cli.output import BARS, answer
 from dpdist.cli.tables import KINDS, csv_of, kind_of, write_table
 from dpdist.core.errors import DataError, UsageError
 from dpdist.core.privacy.checks import cautions_message
@@ -158,10 +159,11 @@ def _arrays(estimate: Covariance, partial: Partial | None, release: Release) -> 
 @click.option(
     "--table", "out", type=STORE, help="Also write all coefficients with their intervals to this .csv or .parquet file."
 )
+@feasible_option
 @json_option
 def regress(
     release: AnyStore, target: str, on: str | None, ridge: str, components: str | None, of_odds: bool,
-    out: AnyStore | None, as_json: bool,
+    out: AnyStore | None, feasible: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Regress a column of RELEASE on others: coefficients in units of the source, with intervals. Free.
 
@@ -172,8 +174,11 @@ def regress(
         kind_of(out, KINDS)
     opened = open_release(release)
     if of_odds:
-        if components is not None or ridge != "auto":
-            raise UsageError("A logistic regression chooses its ridge. Leave --ridge and --components out.")
+        if components is not None or ridge != "auto" or feasible:
+            raise UsageError(
+                "A logistic regression chooses its ridge, and starts from the nearest moment that rows can have. Leave "
+                "--ridge, --components and --feasible out."
+            )
         _answer_odds(release, opened, columns_from(target), None if on is None else columns_from(on), out, as_json)
         return
     targets = column_indices(opened, columns_from(target), "target")
@@ -184,8 +189,9 @@ def regress(
     rare = [opened.names[i] for i in targets if kept and i not in kept]
     number = None if components is None else count_of(components)
     component_count = components if number is None else number
+    basis, remark = nearest(opened, BARS) if feasible else (opened, "")
     fits = regressions(
-        opened, kept or targets, chosen, ridge_of(ridge), source_units(opened), components=component_count
+        basis, kept or targets, chosen, ridge_of(ridge), source_units(opened), components=component_count
     )
     if out is not None:
         write_table(out, _columns_of(fits), opened, "table of coefficients")
@@ -199,12 +205,13 @@ def regress(
         **blindly_scaled_json(opened),
         "shortened": lengths.to_json(),
         **({"left_out": rare} if rare else {}),
+        **({"feasible": remark} if feasible else {}),
         **(tables_json[0] if len(tables_json) == 1 else {"regressions": tables_json}),
     }
     mark = "" if opened.status == "private" else f"{opened.status.upper()}: do not publish it.\n"
     tables = "\n\n".join(regression(tables_json, opened) for tables_json in fits)
     left_out = f"Not above the noise, and left out as a target: {listed(rare)}." if rare else ""
-    remarks = " ".join(filter(None, (left_out, about_intervals(opened, fits), blindly)))
+    remarks = " ".join(filter(None, (remark, left_out, about_intervals(opened, fits), blindly)))
     if on is None and opened.blindly_scaled[1]:
         remarks += " They are omitted here."
     first = f"{wrapped(warning)}\n" if (warning := lengths.warning()) else ""

@@ -14,8 +14,8 @@ from dpdist.answers.components import Components
 from dpdist.answers.correlation import Correlation
 from dpdist.answers.correlation import correlation as correlation_of
 from dpdist.answers.fitting import fit_components
-from dpdist.cli.options import LOCAL, STORE, cluster_options, grouped, json_option, options, share_of
-from dpdist.cli.output import answer
+from dpdist.cli.options import LOCAL, STORE, cluster_options, feasible_option, grouped, json_option, options, share_of
+from dpdist.cli.output import BARS, answer
 from dpdist.cli.tables import KINDS, kind_of, write_table
 from dpdist.core.errors import UsageError
 from dpdist.core.options import ComponentsOptions
@@ -78,6 +78,7 @@ class Found(NamedTuple):
     is_flag=True,
     help="With --correlation: omit the first column of each categorical variable: the other columns determine it.",
 )
+@feasible_option
 @click.option("--plot", type=LOCAL, help="Draw the eigenvalues and the noise edge to this image file.")
 @click.option(
     "--table", "out", type=STORE, help="Also write all loadings with their intervals to this .csv or .parquet file."
@@ -85,8 +86,8 @@ class Found(NamedTuple):
 @cluster_options
 @json_option
 def pca(
-    release: AnyStore, model: AnyStore, components_options: ComponentsOptions, drop_first: bool, plot: Path | None,
-    out: AnyStore | None, cluster: Cluster, as_json: bool,
+    release: AnyStore, model: AnyStore, components_options: ComponentsOptions, drop_first: bool, feasible: bool,
+    plot: Path | None, out: AnyStore | None, cluster: Cluster, as_json: bool,
 ) -> None:  # fmt: skip
     """Write MODEL, the top principal components of RELEASE, and print how far each is above the noise. Free.
 
@@ -98,15 +99,11 @@ def pca(
         raise UsageError("--plot draws eigenvalues of the second moment only. Omit --plot or --correlation.")
     if out is not None:
         kind_of(out, KINDS)
-    fitted, opened, fresh = fit_components(
-        release,
-        model,
-        share_of(components_options.components),
-        correlation=correlation,
-        drop_first=drop_first,
-        cluster=cluster,
-    )
-    components = fitted.components
+    made = fit_components(
+        release, model, share_of(components_options.components), correlation=correlation, drop_first=drop_first,
+        feasible=feasible, cluster=cluster, progress=BARS,
+    )  # fmt: skip
+    components, opened, fresh = made.model.components, made.basis, made.fresh
     found = Found.of(opened, components, correlation=correlation, drop_first=drop_first)
     ends = None if found.alignment is None else found.alignment.loadings
     lengths = clipped_rows(opened) if correlation else clipped_rows(opened).filled
@@ -123,6 +120,7 @@ def pca(
         "eigenvalues_per_row": components.per_row,
         "cautions": list(opened.cautions),
         "shortened": lengths.to_json(),
+        **({"feasible": made.remark} if feasible else {}),
         **found.to_json(),
         **loadings_json(components.components, ends, opened.names),
         **blindly_scaled_json(opened),
@@ -136,7 +134,8 @@ def pca(
         f"{model}: {counted(len(components.components), 'component')} {lengths.describe()}{largest}{before}.{warning}"
     )
     table = f"\n{found.describe(opened, components)}".rstrip()
-    answer(as_json, value, f"{wrapped(message)}{table}\n{wrapped(lengths.warning())}".rstrip())
+    remarks = wrapped(" ".join(filter(None, (made.remark, lengths.warning()))))
+    answer(as_json, value, f"{wrapped(message)}{table}\n{remarks}".rstrip())
 
 
 @grouped()

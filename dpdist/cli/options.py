@@ -93,6 +93,16 @@ def json_option(command: Command) -> Command:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")(command)
 
 
+def feasible_option(command: Command) -> Command:
+    """Add ``--feasible``."""
+    return click.option(
+        "--feasible",
+        is_flag=True,
+        help="Of a release with categories: start from the nearest moment that rows can have, where no table has a "
+        "negative count.",
+    )(command)
+
+
 def _set_verbosity(name: str, _context: click.Context, _option: click.Parameter, value: object) -> None:
     setattr(VERBOSITY, name, bool(value))
 

@@ -9,12 +9,14 @@ import click
 from dpdist.answers.bias import clipped_rows
 from dpdist.answers.block import NORMAL
 from dpdist.answers.crosstab import Counts, Crosstab, counts, crosstab
+from dpdist.answers.feasible import Feasible
+from dpdist.answers.feasible import feasible as nearest_of
 from dpdist.answers.group_means import GroupMeans, group_means
 from dpdist.answers.ratios import Ratios
 from dpdist.answers.relate import PERCENT, Relation, relation, relations
 from dpdist.answers.variables import Variables, variables
-from dpdist.cli.options import STORE, json_option
-from dpdist.cli.output import answer
+from dpdist.cli.options import STORE, feasible_option, json_option
+from dpdist.cli.output import BARS, answer
 from dpdist.cli.tables import KINDS, kind_of, write_table
 from dpdist.core.errors import UsageError
 from dpdist.core.privacy.checks import cautions_message
@@ -36,11 +38,13 @@ from dpdist.report.pairs import (
 @click.argument("first", metavar="[A]", required=False)
 @click.argument("second", metavar="[B]", required=False)
 @click.option("--percent", type=click.Choice(PERCENT), help="Percent of rows of a table, of its columns, or of all.")
+@feasible_option
 @click.option("--table", "out", type=STORE, help="Also write all numbers with intervals to this .csv or .parquet file.")
 @json_option
 def relate(
-    release: AnyStore, first: str | None, second: str | None, percent: str | None, out: AnyStore | None, as_json: bool
-) -> None:
+    release: AnyStore, first: str | None, second: str | None, percent: str | None, feasible: bool,
+    out: AnyStore | None, as_json: bool,
+) -> None:  # fmt: skip
     """Show how variables A and B of RELEASE relate. Free.
 
     Two categories: their table, with percent if asked for. A number and a category: the means by group. Two numbers:
@@ -51,8 +55,12 @@ def relate(
         kind_of(out, KINDS)
     opened = open_release(release)
     held = variables(opened)
-    if percent is not None and not (first in held.categorical and second in held.categorical):
+    is_table = first in held.categorical and second in held.categorical
+    if not is_table and percent is not None:
         raise UsageError("--percent is for the table of two variables with categories.")
+    if not is_table and feasible:
+        raise UsageError("--feasible is for the table of two variables with categories: tests keep what was released.")
+    possible = nearest_of(held, BARS) if feasible else None
     found: dict[str, Any]
     if first is None:
         found, body = _of_pairs(relations(held), None)
@@ -62,18 +70,20 @@ def relate(
             own = counts(held, first)
             found, body = {**found, "counts": _counts_json(own)}, f"{counts_text(own)}\n\n{body}"
     else:
-        found, body = _of_two(held, relation(held, first, second), percent)
+        found, body = _of_two(held, relation(held, first, second), percent, possible)
     if out is not None:
         write_table(out, _columns_of(found), opened, "table")
     lengths = clipped_rows(opened, _places(held, [name for name in (first, second) if name is not None]))
     rows = counted(round(held.rows), "row")
     remark = f"{'' if held.public else 'About '}{rows}: {lengths.describe().removeprefix('of ')}."
     unknown = lengths.unknown and f"For the rows as they are, means and strengths of numbers are {lengths.unknown}."
-    remarks = (remark, unknown, about_variables(held), cautions_message(opened.cautions).strip())
+    done = "" if possible is None else possible.describe()
+    remarks = (done, remark, unknown, about_variables(held), cautions_message(opened.cautions).strip())
     value = {
         "release": str(release), "status": opened.status, "rows": held.rows, "cautions": list(opened.cautions),
         "unit": None if opened.unit is None else opened.unit.to_json(), "about": lengths.describe(),
-        "shortened": lengths.to_json(), "left_out": held.left_out, **found,
+        "shortened": lengths.to_json(), "left_out": held.left_out,
+        **({"feasible": done} if done else {}), **found,
     }  # fmt: skip
     mark = "" if opened.status == "private" else f"{opened.status.upper()}: do not publish it.\n"
     answer(as_json, value, f"{mark}{body}\n{wrapped(' '.join(filter(None, remarks)))}")
@@ -94,12 +104,16 @@ def _of_pairs(found: list[Relation], name: str | None) -> tuple[dict[str, Any], 
     return {"associations": [each.to_json() for each in found]}, relations_text(found, name)
 
 
-def _of_two(held: Variables, found: Relation, percent: str | None) -> tuple[dict[str, Any], str]:
+def _of_two(
+    held: Variables, found: Relation, percent: str | None, possible: Feasible | None
+) -> tuple[dict[str, Any], str]:
     """Return the answer about two variables, as JSON values and as text."""
     value: dict[str, Any] = {"association": found.to_json()}
     sentence = wrapped(relation_text(found))
     if found.first in held.categorical and found.second in held.categorical:
         table = crosstab(held, found.first, found.second)
+        if possible is not None:
+            table = table.with_counts(possible.table(found.first, found.second))
         return {**value, "table": _table_json(table)}, f"{table_text(table, percent)}\n{sentence}"
     if found.first in held.numeric and found.second in held.numeric:
         return value, sentence

@@ -18,6 +18,7 @@ from dpdist.answers.captured import WIDE, captured, components_with_share
 from dpdist.answers.components import Components, components, total_variance
 from dpdist.answers.correlation import Correlation, require_correlated
 from dpdist.answers.correlation import correlation as correlation_of
+from dpdist.answers.feasible import nearest
 from dpdist.answers.fitting import components_of
 from dpdist.core.errors import BelowNoiseError, BelowNoiseWarning, DataError, UsageError
 from dpdist.core.ingest.registered import open_rows
@@ -194,6 +195,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         *,
         correlation: bool = False,
         whiten: bool = False,
+        feasible: bool = False,
         cluster: Cluster | None = None,
     ) -> Self:
         """Return an estimator fitted to an existing release, at no cost.
@@ -204,6 +206,9 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
             A release, or the path of a release.zarr.
         n_components, correlation, whiten
             See the class.
+        feasible
+            Whether to start from the nearest moment that rows of the schema can have: see
+            :func:`dpdist.fit_components`.
         cluster
             Where to multiply a release too large for memory. None: in this process.
 
@@ -220,9 +225,12 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         with naming(ESTIMATORS):
             count = _count(n_components)
             _require_kind(correlation, whiten)
-            if correlation:
+            if correlation or feasible:
                 opened = release if isinstance(release, Release) else open_release(release)
-                result: Components | Correlation = correlation_of(opened, count)
+                basis = nearest(opened)[0] if feasible else opened
+                result: Components | Correlation = (
+                    correlation_of(basis, count) if correlation else _select_components(basis, count)
+                )
             elif not isinstance(release, Release):
                 opened, result = components_of(release, count, cluster=cluster)
             elif release.in_memory:
@@ -233,7 +241,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
             shared = fits.parameters_of(opened) | {"cluster": cluster}
             estimator = cls(n_components, correlation=correlation, whiten=whiten, **shared)
             fits.set_release(estimator, opened)
-            estimator._learn(opened, result)
+            estimator._learn(basis if feasible else opened, result)
         return estimator
 
     def fit(self, X: object, y: object = None, groups: object = None) -> Self:  # noqa: N803, ARG002 - scikit-learn's

@@ -17,6 +17,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from dpdist.answers.bias import clipped_rows
 from dpdist.answers.block import beside, column_indices
+from dpdist.answers.feasible import nearest
 from dpdist.answers.regression import Estimate, Regression, regressions
 from dpdist.core.errors import BelowNoiseError, BelowNoiseWarning, UsageError
 from dpdist.core.frames import converted
@@ -162,6 +163,7 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
         *,
         ridge: float | str = AUTO,
         n_components: int | str | None = None,
+        feasible: bool = False,
     ) -> Self:
         """Return an estimator fitted to an existing release, at no cost.
 
@@ -175,6 +177,9 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
             Columns of X, in the same form. None: all columns not derived from the same columns as the targets.
         ridge, n_components
             See the class.
+        feasible
+            Whether to start from the nearest moment that rows of the schema can have: see
+            :func:`dpdist.fit_components`.
 
         Raises
         ------
@@ -190,7 +195,7 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
             opened = fits.opened(release)
             estimator = cls(ridge, n_components=n_components, **fits.parameters_of(opened))
             estimator.release_ = opened
-            estimator._learn(opened, target, on)
+            estimator._learn(nearest(opened)[0] if feasible else opened, target, on)
         return estimator
 
     def fit(self, X: object, y: object, groups: object = None) -> Self:  # noqa: N803 - scikit-learn's names

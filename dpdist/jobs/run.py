@@ -85,9 +85,9 @@ def _run(job: Job, say: Callable[[str], None]) -> JobOutcome:
     outcome = release.release_rows(job.rows, job.release, job.request, ledger=job.ledger, cluster=job.cluster, say=say)
     say(described(outcome))
     if job.model is not None:
-        model, _, _ = fit_components(
+        model = fit_components(
             job.release, job.model, job.components, correlation=job.correlation, cluster=job.cluster
-        )
+        ).model
         say(f"{job.model}: {counted(len(model.components.components), 'component')}.")
     if job.scores is not None and job.model is not None:
         _, fresh = project_rows(job.rows, job.model, job.scores, cluster=job.cluster)

@@ -10,6 +10,7 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from dpdist.answers.crosstab import crosstab
+from dpdist.answers.feasible import Feasible, feasible
 from dpdist.answers.group_means import group_means
 from dpdist.answers.relate import Relation, relations
 from dpdist.answers.variables import Variables, variables
@@ -22,6 +23,8 @@ _ASSOCIATIONS, _TABLES = 15, 60
 """Associations that are listed, and pairs whose tables or means can be opened."""
 _CATEGORIES = 45
 """Most categories of a variable whose tables are shown."""
+_WIDE = 500
+"""Most columns for which the nearest moment is looked for: half a minute at most."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,8 @@ def related_of(release: Release) -> Related | None:
     if tests:
         notes.append(f"p-values are adjusted for {tests} tests (Holm), for rows that are a sample. ")
     notes += [f"No test: {reason}. " for reason in sorted({e.no_test for e in found if e.no_test and e.strength})]
-    pairs = [pair for each in found if (pair := _pair(held, each)) is not None][:_TABLES]
+    possible = _possible(held)
+    pairs = [pair for each in found if (pair := _pair(held, each, possible)) is not None][:_TABLES]
     head = ("variables", "strength", "between", "measure", "p, adjusted")
     return Related(Table(head, rows), f"{''.join(notes)}{about_variables(held)}", pairs)
 
@@ -75,7 +79,15 @@ def _row(found: Relation) -> Cells:
     return names, f"{found.strength.value:.2f}", f"{low:.2f} … {high:.2f}", found.strength.measure, p
 
 
-def _pair(held: Variables, found: Relation) -> Pair | None:
+def _possible(held: Variables) -> Feasible | None:
+    """Return the nearest moment that rows can have; None where it takes long, or the release has none."""
+    try:
+        return feasible(held) if held.release.bound.columns <= _WIDE else None
+    except UsageError:
+        return None
+
+
+def _pair(held: Variables, found: Relation, possible: Feasible | None) -> Pair | None:
     """Return the table or the means of a pair; None for two numbers, or too many categories."""
     sizes = [held.categorical[name].size for name in (found.first, found.second) if name in held.categorical]
     if not sizes or max(sizes) > _CATEGORIES:
@@ -85,6 +97,10 @@ def _pair(held: Variables, found: Relation) -> Pair | None:
     if len(sizes) == 1:
         return _means(held, found, title)
     result = crosstab(held, found.first, found.second)
+    reach, released = result.reach, "Each count"
+    if possible is not None:
+        result = result.with_counts(possible.table(found.first, found.second))
+        released = "Counts are those of the nearest tables that rows can have; each that was released"
     values = result.of_rows.estimates
     heads: Cells = (escape(found.first), *map(brief_name, result.columns.categories))
     rows: list[Cells] = [
@@ -94,7 +110,7 @@ def _pair(held: Variables, found: Relation) -> Pair | None:
         )
         for name, own, shares in zip(result.rows.categories, np.round(result.estimates) + 0.0, values, strict=True)
     ]
-    note = f"Rows, and percent of each line. Each count is within {result.reach} of the exact one in 95 of 100 cases. "
+    note = f"Rows, and percent of each line. {released} is within {reach} of the exact one in 95 of 100 cases. "
     note += relation_text(found)
     return Pair(title, Table(heads, rows), note)
 

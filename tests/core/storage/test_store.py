@@ -236,7 +236,7 @@ def test_from_rows_to_scores(bucket: Store, source: Path, tmp_path: Path, monkey
     assert (first.fresh, again.fresh) == (True, False)
     assert str(again.path) == release
     verify_ledger(ledger, [release])
-    fitted, _, fresh = fit_components(release, model, 2)
+    fitted, _, fresh, *_ = fit_components(release, model, 2)
     assert fresh
     assert project_rows(rows, model, scores) == (50, True)
     assert project_rows(rows, model, scores) == (50, False)
