@@ -30,6 +30,7 @@ from dpdist.core.naming import parameter
 from dpdist.core.options import ROWS_AT_MOST
 from dpdist.core.privacy.guarantee import Neighbours
 from dpdist.core.release.plan import Plan
+from dpdist.core.rows.schema import Schema
 from dpdist.core.text import counted
 
 _RATIO = (3, 2, 1)
@@ -47,13 +48,14 @@ class Prospect:
     mean: float | None  # the same for the mean of a number in a tenth of the rows, in units of the bounded rows
     scaled: bool  # whether these units are the standard deviation of the number
     bins: float  # by which factor bins of numbers make the noise larger
+    tested: bool  # whether no number is clipped, so that associations with numbers are tested
     impossible: str  # a sentence if nothing can be shown
 
     def to_json(self) -> dict[str, object]:
         """Return JSON values."""
         return {
             "directions": self.directions, "seen": self.seen, "cells": self.cells, "mean": self.mean,
-            "bins": self.bins, "impossible": self.impossible or None,
+            "bins": self.bins, "numbers_tested": self.tested, "impossible": self.impossible or None,
         }  # fmt: skip
 
     def describe(self) -> str:
@@ -74,6 +76,10 @@ class Prospect:
             parts.append(f"the mean of a number in a tenth of the rows within {self.mean:.2g} times {unit}")
         text = "; ".join(parts)
         added = f" The bins of numbers make all noise {100 * (self.bins - 1):.2g} % larger." if self.bins > 1 else ""
+        if self.cells is not None and not self.tested:
+            added += (
+                f" Numbers may be clipped, and then get no test: {parameter('clip', 'schema')} clips none in a range."
+            )
         return f"Forecast: {text[0].lower()}{text[1:]}.{added}" if text else added.lstrip()
 
 
@@ -96,7 +102,8 @@ def prospect(plan: Plan, rows: int | None = None) -> Prospect:
     seen = None if rows is None else _seen(plan, rows, directions)
     impossible = "" if rows is None else _impossible(plan, rows, reaches)
     cells = (reaches[0], reaches[-1]) if reaches else None
-    return Prospect(directions, seen, cells, mean, scaled, _bins(plan, categorical), impossible)
+    tested = not numbers or (size.schema is not None and _clips_none(plan, size.schema))
+    return Prospect(directions, seen, cells, mean, scaled, _bins(plan, categorical), tested, impossible)
 
 
 def _precision(plan: Plan) -> tuple[list[Categorical], Precision]:
@@ -119,6 +126,16 @@ def _precision(plan: Plan) -> tuple[list[Categorical], Precision]:
     if plan.request.neighbours is not Neighbours.REPLACE_ONE or plan.dimensions.together:
         of_rows = spread / rows_information(found, constant) if found or constant else 0.0
     return found, Precision(spread, constant, of_rows)
+
+
+def _clips_none(plan: Plan, schema: Schema) -> bool:
+    """Whether no number of a range is clipped."""
+    bound = plan.bound
+    if plan.stages or schema.clip_norm is None:
+        return False
+    shift, unit = bound.input_units
+    moved = any(shift[place] != 0 or unit[place] != 1 for place in schema.numbers)
+    return not moved and bound.clip_norm >= schema.clip_norm
 
 
 def _bins(plan: Plan, categorical: list[Categorical]) -> float:

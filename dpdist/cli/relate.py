@@ -7,18 +7,19 @@ from typing import Any
 import click
 
 from dpdist.answers.bias import clipped_rows
-from dpdist.answers.block import NORMAL
+from dpdist.answers.block import NORMAL, source_units
 from dpdist.answers.crosstab import Counts, Crosstab, counts, crosstab
 from dpdist.answers.feasible import Feasible
 from dpdist.answers.feasible import feasible as nearest_of
 from dpdist.answers.group_means import GroupMeans, group_means
 from dpdist.answers.ratios import Ratios
+from dpdist.answers.regression import Regression, regressions
 from dpdist.answers.relate import PERCENT, Relation, relation, relations
 from dpdist.answers.variables import Variables, variables
 from dpdist.cli.options import STORE, feasible_option, json_option
 from dpdist.cli.output import BARS, answer
 from dpdist.cli.tables import KINDS, kind_of, write_table
-from dpdist.core.errors import UsageError
+from dpdist.core.errors import BelowNoiseError, UsageError
 from dpdist.core.privacy.checks import cautions_message
 from dpdist.core.release.artefact import open_release
 from dpdist.core.storage.store import AnyStore
@@ -29,6 +30,7 @@ from dpdist.report.pairs import (
     means_text,
     relation_text,
     relations_text,
+    slope_text,
     table_text,
 )
 
@@ -116,10 +118,26 @@ def _of_two(
             table = table.with_counts(possible.table(found.first, found.second))
         return {**value, "table": _table_json(table)}, f"{table_text(table, percent)}\n{sentence}"
     if found.first in held.numeric and found.second in held.numeric:
-        return value, sentence
+        slope = _slope(held, found)
+        if slope is None:
+            return value, sentence
+        return {**value, "slope": slope.coefficients[0].to_json()}, "\n".join(
+            [sentence, wrapped(slope_text(found.first, found.second, slope))]
+        )
     number, by = held.number_and_category(found.first, found.second)
     means = group_means(held, number, by)
-    return {**value, "means": _means_json(means)}, f"{means_text(means)}\n{sentence}"
+    value |= {"means": _means_json(means), "differences": _differences_json(means)}
+    return value, f"{means_text(means)}\n{sentence}"
+
+
+def _slope(held: Variables, found: Relation) -> Regression | None:
+    """Return the regression of one number on the other; None where it drowns."""
+    try:
+        places = [held.numeric[name].place for name in (found.first, found.second)]
+        (fit,) = regressions(held.release, places[:1], places[1:], None, source_units(held.release))
+    except (UsageError, BelowNoiseError):
+        return None
+    return None if fit.ridge else fit  # a ridge would make it smaller
 
 
 def _counts_json(found: Counts) -> list[dict[str, Any]]:
@@ -155,6 +173,20 @@ def _means_json(found: GroupMeans) -> list[dict[str, Any]]:
             "low": _finite(found.means.intervals[i, 0]), "high": _finite(found.means.intervals[i, 1]),
         }
         for i, name in enumerate(found.variable.categories)
+    ]  # fmt: skip
+
+
+def _differences_json(found: GroupMeans) -> list[dict[str, Any]]:
+    """Return the difference of the means of each two groups, with its 95 % interval."""
+    names, reach = found.variable.categories, NORMAL * found.deviations
+    return [
+        {
+            "of": names[i], "less": names[j], "difference": _finite(found.differences[i, j]),
+            "low": _finite(found.differences[i, j] - reach[i, j]),
+            "high": _finite(found.differences[i, j] + reach[i, j]),
+        }
+        for i in range(len(names))
+        for j in range(i)
     ]  # fmt: skip
 
 

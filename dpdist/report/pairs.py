@@ -10,10 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist.answers.association import Strength
+from dpdist.answers.block import NORMAL
 from dpdist.answers.crosstab import Counts, Crosstab
 from dpdist.answers.group_means import GroupMeans
 from dpdist.answers.logistic import Effect, Logistic
 from dpdist.answers.ratios import Ratios
+from dpdist.answers.regression import Regression
 from dpdist.answers.relate import Relation
 from dpdist.answers.variables import Variables
 from dpdist.core.naming import step
@@ -78,7 +80,20 @@ def means_text(found: GroupMeans) -> str:
         known = math.isfinite(low) and math.isfinite(high)
         mean, *between = alike(found.means.estimates[i], low, high) if known else ["unknown: too few rows"]
         rows.append((found.variable.categories[i], _number(found.counts[i]), mean, " .. ".join(between)))
-    return "\n".join([*aligned(rows), *_more(found.variable.size - len(order), "category")])
+    parts = [*aligned(rows), *_more(found.variable.size - len(order), "category")]
+    if found.variable.size == 2 and math.isfinite(found.differences[1, 0]):
+        value, reach = found.differences[1, 0], NORMAL * found.deviations[1, 0]
+        shown, *ends = alike(value, value - reach, value + reach)
+        no, yes = found.variable.categories
+        parts.append(wrapped(f"The mean of {yes} less that of {no}: {shown} ({' .. '.join(ends)})."))
+    return "\n".join([*parts, wrapped("Not held: medians, quantiles and spreads within groups.")])
+
+
+def slope_text(first: str, second: str, fit: Regression) -> str:
+    """Return the slope of one number on another in a sentence."""
+    (estimate,) = fit.coefficients
+    shown, *ends = alike(estimate.value, *estimate.interval)
+    return f"{first} changes by {shown} ({' .. '.join(ends)}) for one unit of {second}."
 
 
 def relation_text(found: Relation) -> str:

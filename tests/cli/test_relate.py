@@ -83,6 +83,26 @@ def test_questions_about_pairs_are_answered_from_one_release(frame: pd.DataFrame
         assert max(map(len, text.splitlines())) <= 80
 
 
+def test_means_come_with_their_difference_and_numbers_with_a_slope(frame: pd.DataFrame, call: Call) -> None:
+    told = " ".join(call("relate", "r.zarr", "income", "premium").out.split())
+    means = frame.groupby("premium")["income"].mean()
+    found = re.search(r"The mean of yes less that of no: ([-\d.]+) \(([-\d.]+) \.\. ([-\d.]+)\)", told)
+    assert found is not None
+    value, low, high = map(float, found.groups())
+    reach = (high - low) / 2
+    assert abs(value - (means["yes"] - means["no"])) < 2.5 * reach
+    assert "Not held: medians, quantiles and spreads within groups." in told
+    differences = call("relate", "r.zarr", "income", "region", "--json").json["differences"]
+    assert [(each["of"], each["less"]) for each in differences] == [
+        ("south", "north"), ("east", "north"), ("east", "south"),
+    ]  # fmt: skip
+    assert all(each["low"] < each["difference"] < each["high"] for each in differences)
+    slope = call("relate", "r.zarr", "income", "age", "--json").json["slope"]
+    exact = np.polyfit(frame["age"], frame["income"], 1)[0]
+    assert abs(slope["value"] - exact) < 1.25 * (slope["high"] - slope["low"])
+    assert "income changes by" in call("relate", "r.zarr", "income", "age").out
+
+
 def test_json_and_files_have_all_numbers(frame: pd.DataFrame, call: Call) -> None:
     value = json.loads(call("relate", "r.zarr", "premium", "region", "--table", "t1.csv", "--json").out)
     assert value["rows"] == len(frame)

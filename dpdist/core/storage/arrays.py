@@ -10,7 +10,6 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -66,29 +65,37 @@ def require_format(store: Store, expected: str, otherwise: str) -> dict[str, Any
     if attributes is None and isinstance(folder := store.address(), Path) and (folder / "ledger.sqlite").exists():
         raise DataError(f"{store} is a ledger, a budget with its charges; {_KINDS[expected][0]} is needed here.")
     if attributes is None:  # the cure must not name it as an output: it may be the only copy of a table
+        copying = step("ingest", store, "ROWS", budget_epsilon="E", budget_delta="D")
+        own = f"copy its rows with {copying}, and use ROWS in its place"
+        if expected == _RELEASE and isinstance(folder, Path) and folder.is_file():
+            own = f"release it with {step('release', store, 'RELEASE', epsilon='E', delta='D')}, and use RELEASE"
         raise DataError(
-            f"{store} holds no rows, release or model of dpdist, or it is damaged. If it is your own table, copy its "
-            f"rows with {step('ingest', store, 'ROWS', budget_epsilon='E', budget_delta='D')}, and use ROWS in its "
-            "place. Otherwise restore it from a copy."
+            f"{store} holds no rows, release or model of dpdist, or it is damaged. If it is your own table, {own}. "
+            "Otherwise restore it from a copy."
         )
-    found, (wanted, making) = attributes.get("format"), _KINDS[expected]
+    found, (wanted, source, making) = attributes.get("format"), _KINDS[expected]
     if found != expected and found in _KINDS:
-        raise DataError(f"{store} holds {_KINDS[found][0]}; {wanted} is needed here. To make it: {making()}.")
+        made = making(store if found == source else None)
+        raise DataError(f"{store} holds {_KINDS[found][0]}; {wanted} is needed here. To make it: {made}.")
     if found != expected:
         raise DataError(f"{store} has format {found!r}, not {expected!r}. Use the version of dpdist that wrote it.")
     return attributes
 
 
-_INGEST = partial(step, "ingest", "SOURCE", "ROWS", budget_epsilon="E", budget_delta="D")
-_KINDS: dict[str, tuple[str, Callable[[], str]]] = {
-    "dpdist-rows/1": ("a table of private rows", _INGEST),
-    "dpdist-registered/1": ("a table of private rows", _INGEST),
-    "dpdist-release/1": ("a release", partial(step, "release", "ROWS", "RELEASE", epsilon="E", clip="C")),
-    "dpdist-model/1": ("a model", partial(step, "pca", "RELEASE", "MODEL", components="K")),
-    "dpdist-scores/1": ("a table of private scores", partial(step, "project", "ROWS", "MODEL", "SCORES")),
-    "dpdist-matrix/1": ("a matrix", partial(step, "release-matrix", "MATRIX", "OUT")),
+def _ingest(_: object) -> str:
+    return step("ingest", "SOURCE", "ROWS", budget_epsilon="E", budget_delta="D")
+
+
+_ROWS, _RELEASE, _MODEL = "dpdist-rows/1", "dpdist-release/1", "dpdist-model/1"
+_KINDS: dict[str, tuple[str, str, Callable[[object], str]]] = {
+    _ROWS: ("a table of private rows", "", _ingest),
+    "dpdist-registered/1": ("a table of private rows", "", _ingest),
+    _RELEASE: ("a release", _ROWS, lambda rows: step("release", rows or "ROWS", "RELEASE", epsilon="E", delta="D")),
+    _MODEL: ("a model", _RELEASE, lambda release: step("pca", release or "RELEASE", "MODEL")),
+    "dpdist-scores/1": ("a table of private scores", "", lambda _: step("project", "ROWS", "MODEL", "SCORES")),
+    "dpdist-matrix/1": ("a matrix", "", lambda _: step("release-matrix", "MATRIX", "OUT")),
 }
-"""What a folder of a format is called, and the step that makes one."""
+"""What a folder of a format is called, the format that it is made of, and the step that makes it."""
 
 
 def array_options(dtype: npt.DTypeLike, *, compress: bool = False) -> dict[str, Any]:
