@@ -6,12 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import gettempdir
 
 from dpdist.answers.bias import described
 from dpdist.answers.fitting import fit_components
-from dpdist.core.errors import RefusedError, UsageError
+from dpdist.core.errors import DpdistError, RefusedError, UsageError
 from dpdist.core.ingest.registered import open_rows
-from dpdist.core.ingest.sources import SourceLocation
+from dpdist.core.ingest.sources import SourceLocation, head_at
+from dpdist.core.ingest.survey import kept_columns
 from dpdist.core.ingest.write import OMITTED
 from dpdist.core.pipeline import budget, release, sources
 from dpdist.core.pipeline.release import Outcome
@@ -75,8 +77,8 @@ def run(
 
 
 def _run(job: Job, say: Callable[[str], None]) -> JobOutcome:
-    if (columns := job.known_columns) is not None:
-        job.require_model(columns)  # before the source is read
+    if (columns := job.known_columns or _columns_of_source(job)) is not None:
+        job.require_model(columns)  # before rows are read
     if job.source is not None:
         make_once(store_at(job.rows).exists, partial(_register if job.in_place else _ingest, job, job.source, say))
     require_same_rows(job, open_rows(job.rows))
@@ -93,6 +95,17 @@ def _run(job: Job, say: Callable[[str], None]) -> JobOutcome:
         _, fresh = project_rows(job.rows, job.model, job.scores, cluster=job.cluster)
         say(scores_message(job.scores, fresh=fresh))
     return JobOutcome(outcome, job.model, job.scores)
+
+
+def _columns_of_source(job: Job) -> int | None:
+    """Return the number of columns by the head of the source; None if rows exist, or an ingest says what is wrong."""
+    if job.source is None or store_at(job.rows).exists():
+        return None
+    try:
+        names = head_at(job.source, Path(gettempdir()), job.choices).names
+        return len(kept_columns(names, job.columns, job.unit))
+    except DpdistError:
+        return None
 
 
 def _register(job: Job, source: SourceLocation, say: Callable[[str], None]) -> None:

@@ -117,6 +117,13 @@ def test_a_dry_run_of_a_plain_job_tells_when_it_would_be_refused(folder: Path, c
             assert (told.code, "ledger" in told.told, "left" in told.out) == (3, True, False)
 
 
+def test_more_components_than_columns_are_refused_before_the_source_is_read(folder: Path) -> None:
+    with pytest.raises(UsageError, match="4 components are more than the 3 columns"):
+        run(job(folder, WHOLE.replace("components = 2", "components = 4")))
+    assert not (folder / "rows.zarr").exists()
+    assert not (folder / "rows.ledger").exists()
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_a_dry_run_refuses_what_the_run_refuses(folder: Path, *, again: bool) -> None:
     if again:
