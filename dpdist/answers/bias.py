@@ -263,7 +263,7 @@ class ClippedRows:
         rows = share.get(self.clipped, self.clipped).replace("of them", "of the rows")
         cures = [f"give {listed(self.skewed)} a transform"] if self.skewed else []
         fewer = f"{parameter('clip', 'schema')} clips none" if self.ranged else "a larger clip norm clips fewer"
-        cures.append(f"{fewer}, with more noise")
+        cures.append(f"{fewer}; {step('forecast')} tells the noise of both")
         return f"unknown: {'numbers of ' * self.beside}{rows} were clipped ({', or '.join(cures)})"
 
     @property

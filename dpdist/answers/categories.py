@@ -124,6 +124,8 @@ CENTRE_CURE = (
 def category_of(schema: Schema, bound: RowBound, column: Column, places: Sequence[int]) -> Categorical | str:
     """Return a categorical variable, or the reason that a release of rows with this bound holds no tables of it."""
     centre, scale = bound.input_units
+    if column.one_hot and len(places) == 1:
+        return "it has one category"
     limit = f"with missing values of {column.name} at a public one" if column.missing == "fill" else ""
     if not column.one_hot:
         return _boolean(schema, bound, column, places, limit)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpdist.answers.categories import Matrix
-from dpdist.answers.logistic import model_of
+from dpdist.answers.logistic import logistic, model_of
 from dpdist.answers.variables import Variables
 
 
@@ -34,9 +34,8 @@ class Discriminant:
 def discriminant(held: Variables, target: str, on: Sequence[str] | None = None) -> Discriminant:
     """Return the linear discriminants of a variable with categories."""
     model = model_of(held, target, on)
-    for category in [1] if model.target.size == 2 else range(model.target.size):
-        model.fitted(category)  # refuses what is not above the noise
-    shares = model.shares(model.target, model.of_target)
+    logistic(held, target, on)  # refuses what is not above the noise
+    shares = model.shares(model.target, model.mean[model.of_target])
     shares = shares / shares.sum()
     toward = model.with_target @ model.target.basis.T / model.target.weight  # (p, k): shares times m_g - m
     centred = toward / shares

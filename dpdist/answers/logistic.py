@@ -14,10 +14,15 @@ S the covariance of x, so that every step is safe (Böhning 1992). A target of s
 S is that of the nearest moment that rows can have (:mod:`dpdist.answers.feasible`). There is no ridge if the columns
 vary along every direction by 2.5 times the edge of the noise, and otherwise a tenth of the edge.
 
-**Errors.** To first order b changes by ``G (dc - K dS b)``, with ``G = (K S + ridge)^-1``, where K has the mean of s'
-for numbers, and for a variable with categories that in each of them; dc and dS b are products of independent parts of
-the noise with fixed vectors. Intervals account for the noise alone, and are those of this model: of columns that are
-dependent in other ways than by their covariance, and with the ridge, which makes coefficients smaller.
+**Errors.** The equations are functions of c = cov(x, y), of S b, of b'S b and of the means of x and y, each of which
+has noise that is linear in that of the moment:
+
+    dc = N_xy d - dm (d.m_y) - m (d.dm_y),    d(S b) = N_xx b - dm (b.m) - m (b.dm),    d(b'S b) = b.d(S b),
+
+with the means m and m_y, and y = d.(coordinates of the target). Their derivatives, by differences, give the errors of
+the equations, and the inverse of their derivative by b those of b. Intervals account for the noise alone, and are those
+of this model: of columns that are dependent in other ways than by their covariance, and with the ridge, which makes
+coefficients smaller.
 """
 
 from __future__ import annotations
@@ -43,6 +48,8 @@ _RIDGE, _CLEAR = 0.1, 2.5
 """Ridge in edges of the noise, and least variance of every direction for which there is none."""
 _STEPS, _TOLERANCE = 500, 1e-5
 _FARTHEST = 30.0
+_STEP = 1e-4
+"""Of differences, in the spread of what is varied."""
 _SEPARATED = 15.0
 """Standard deviation of eta beyond which no row is in doubt."""
 _Z = np.linspace(-8, 8, 401)  # dense enough for steep curves, for which Gauss's nodes are too far apart
@@ -97,12 +104,22 @@ def logistic(
 ) -> tuple[Logistic, ...]:
     """Return the logistic regression of a variable with categories: one for each, or for the second of two.
 
+    Categories about which nothing is seen above the noise are left out; refused, if that holds for all.
+
     ``ridge`` is added to the covariance of the bounded rows; None: a tenth of the edge of the noise, or 0 where
     the columns are clear of it.
     """
     model = model_of(held, target, on, ridge)
     categories = [1] if model.target.size == 2 else range(model.target.size)
-    return tuple(model.fitted(category) for category in categories)
+    found, refused = list[Logistic](), list[BelowNoiseError]()
+    for category in categories:
+        try:
+            found.append(model.fitted(category))
+        except BelowNoiseError as error:
+            refused.append(error)
+    if not found:
+        raise refused[0]
+    return tuple(found)
 
 
 def model_of(held: Variables, target: str, on: Sequence[str] | None = None, ridge: float | None = None) -> Model:
@@ -170,25 +187,17 @@ class Model:
                 row += 1
         return onto, zero
 
-    def shares(self, variable: Categorical, own: Sequence[int]) -> Matrix:
-        """Return the shares of the categories of a variable, from its coordinates in the moment."""
-        shares = 1 / variable.size + variable.basis @ self.mean[list(own)] / variable.weight
-        return np.maximum(shares, 1 / self.held.rows)
+    def shares(self, variable: Categorical, own: Matrix) -> Matrix:
+        """Return the shares of the categories of a variable, from the means of its coordinates."""
+        return np.maximum(1 / variable.size + variable.basis @ own / variable.weight, 1 / self.held.rows)
 
     def fitted(self, category: int) -> Logistic:
         """Return the model of one category."""
         direction = self.target.basis[category] / self.target.weight
-        share = float(self.shares(self.target, self.of_target)[category])
+        share = float(self.shares(self.target, self.mean[self.of_target])[category])
         c = self.with_target @ direction
-        b, middle, slopes = self._solved(c, share)
-        inverse = np.linalg.inv(slopes @ self.s + self.ridge * np.eye(len(b)))
-        lengths = [  # of the vectors that multiply the noise of c and of S, with that of the means
-            float(v @ v) + (float(self.mean[places] @ v) / self.held.precision.constant) ** 2
-            for v, places in ((direction, self.of_target), (b, self.places))
-        ]
-        of_s = slopes @ (lengths[1] * np.eye(len(b)) + np.outer(b, b)) @ slopes.T
-        noise = self.held.precision.noise / 2 / self.held.rows**2 * (lengths[0] * np.eye(len(b)) + of_s)
-        errors = inverse @ noise @ inverse.T
+        b, middle = self._solved(c, share)
+        errors = self._errors(b, c, share, direction)
         if float(b @ np.linalg.solve(errors, b)) < chi2.ppf(0.95, len(b)):  # b is not told from 0
             raise BelowNoiseError(
                 f"Nothing about {self.target.name} is seen above the noise, so no logistic regression can be computed. "
@@ -202,49 +211,85 @@ class Model:
         intercept = middle + float(b @ (zero - self.mean[self.places]))
         return Logistic(label, share, intercept, tuple(effects), tuple(first), self.ridge)
 
-    def _solved(self, c: Matrix, share: float) -> tuple[Matrix, float, Matrix]:
-        """Return b, the mean of eta, and the derivative of the equations by the covariances of x and eta."""
-        b, middle, slopes = np.zeros(len(c)), 0.0, np.zeros((len(c), len(c)))
+    def _solved(self, c: Matrix, share: float) -> tuple[Matrix, float]:
+        """Return b and the mean of eta."""
+        b, middle, mean = np.zeros(len(c)), 0.0, self.mean[self.places]
         step = np.linalg.inv(self.s / 4 + self.ridge * np.eye(len(c)))
         for _ in range(_STEPS):
             along = self.s @ b
-            deviation = math.sqrt(max(float(b @ along), 0.0))
-            if deviation > _SEPARATED:
+            square = float(b @ along)
+            if square > _SEPARATED**2:
                 raise UsageError(
-                    f"As far as the noise lets see, the other columns determine {self.target.name} without error, and "
-                    "odds have no end. Leave out the column that does."
+                    f"No logistic curve has this moment: the other columns determine {self.target.name} without error, "
+                    "as far as the noise lets see, or rows were clipped so much that numbers are far from normal. "
+                    "Leave out a column that determines it, or release with a larger clip norm."
                 )
-            middle = float(brentq(lambda a, d=deviation: _W @ expit(a + d * _Z) - share, -60, 60))
-            curve = expit(middle + deviation * _Z)
-            slope = float(_W @ (curve * (1 - curve)))
-            left = np.empty(len(c))
-            for name, at in self.at.items():
-                if name in self.held.numeric:
-                    left[at], slopes[at, at] = c[at] - slope * along[at], slope
-                else:
-                    left[at], slopes[at, at] = self._left(name, c, along, middle, deviation, share)
+            left, middle = self._left(c, along, square, share, mean)
             moved = step @ (left - self.ridge * b)
             b = b + moved
             if np.abs(moved).max() < _TOLERANCE * max(1.0, np.abs(b).max()):
                 break
-        return b, middle, slopes
+        return b, middle
 
-    def _left(
-        self, name: str, c: Matrix, along: Matrix, middle: float, deviation: float, share: float
-    ) -> tuple[Matrix, Matrix]:
-        """Return ``E y x - E s(eta) x`` of the coordinates of a variable, and how it falls with cov(x, eta)."""
-        at, variable = self.at[name], self.held.categorical[name]
-        shares = self.shares(variable, self.places[at])
-        shares = shares / shares.sum()
-        above = np.clip(variable.basis @ along[at] / variable.weight / shares, -_FARTHEST, _FARTHEST)
-        within = math.sqrt(max(deviation**2 - float(shares @ above**2), 0.0))
-        curve = expit(middle + above[:, None] + within * _Z)
-        expected, own = shares * (curve @ _W), (curve * (1 - curve)) @ _W
-        expected *= share / expected.sum()
-        target = variable.basis @ c[at] / variable.weight + shares * share
-        left: Matrix = variable.weight * (variable.basis.T @ (target - expected))
-        falls = np.diag(own) - np.outer(shares * own, own) / float(shares @ own)  # the mean of y stays
-        return left, variable.basis.T @ falls @ variable.basis
+    def _left(self, c: Matrix, along: Matrix, square: float, share: float, mean: Matrix) -> tuple[Matrix, float]:
+        """Return ``E y x - E s(eta) x`` of all coordinates x, and the mean of eta.
+
+        It is a function of ``c = cov(y, x)``, ``along = cov(eta, x)``, the variance of eta, and the means of y and x.
+        """
+        deviation = math.sqrt(max(square, 0.0))
+        middle = float(brentq(lambda a: _W @ expit(a + deviation * _Z) - share, -60, 60))
+        curve = expit(middle + deviation * _Z)
+        left = c - float(_W @ (curve * (1 - curve))) * along
+        for name, at in self.at.items():
+            variable = self.held.categorical.get(name)
+            if variable is None:
+                continue
+            shares = self.shares(variable, mean[at])
+            shares = shares / shares.sum()
+            above = np.clip(variable.basis @ along[at] / variable.weight / shares, -_FARTHEST, _FARTHEST)
+            within = math.sqrt(max(square - float(shares @ above**2), 0.0))
+            expected = shares * (expit(middle + above[:, None] + within * _Z) @ _W)
+            expected *= share / expected.sum()  # the mean of y stays
+            target = variable.basis @ c[at] / variable.weight + shares * share
+            left[at] = variable.weight * (variable.basis.T @ (target - expected))
+        return left, middle
+
+    def _errors(self, b: Matrix, c: Matrix, share: float, direction: Matrix) -> Matrix:
+        """Return the covariance of the errors of b, from the noise of the moment."""
+        along, mean, p = self.s @ b, self.mean[self.places], len(b)
+        square, spread = float(b @ along), np.sqrt(np.maximum(np.diagonal(self.s), 1e-12))
+
+        def left(along: Matrix = along, square: float = square, share: float = share, mean: Matrix = mean) -> Matrix:
+            return self._left(c, along, square, share, mean)[0]
+
+        def slope(high: Matrix, low: Matrix, step: float) -> Matrix:
+            found: Matrix = (high - low) / (2 * step)
+            return found
+
+        unit, by_along, by_mean = np.eye(p), np.empty((p, p)), np.empty((p, p))
+        for i in range(p):
+            step = _STEP * spread[i]
+            move = step * unit[i]
+            by_along[:, i] = slope(left(along=along + move), left(along=along - move), step)
+            by_mean[:, i] = slope(left(mean=mean + move), left(mean=mean - move), step)
+        step = _STEP * (square + 0.01)
+        by_square = slope(left(square=square + step), left(square=square - step), step)
+        step = _STEP * share * (1 - share)
+        by_share = slope(left(share=share + step), left(share=share - step), step)
+        # of E S b with the noise E of S, the variance of eta is b' E b; of a step of b, twice along
+        of_noise = by_along + np.outer(by_square, b)
+        jacobian = by_along @ self.s + 2 * np.outer(by_square, along) - self.ridge * unit
+        of_y = float(self.mean[self.of_target] @ direction)
+        of_means = by_mean - of_y * unit - of_noise @ (float(mean @ b) * unit + np.outer(mean, b))
+        with_share = by_share - mean
+        entry = self.held.precision.noise / 2 / self.held.rows**2
+        of_mean = entry / self.held.precision.constant**2
+        length = float(direction @ direction)
+        covariance = entry * (length * unit + of_noise @ (float(b @ b) * unit + np.outer(b, b)) @ of_noise.T)
+        covariance += of_mean * (of_means @ of_means.T + length * np.outer(with_share, with_share))
+        inverse = np.linalg.inv(jacobian)
+        errors: Matrix = inverse @ covariance @ inverse.T
+        return errors
 
 
 def _effect(name: str, value: float, variance: float) -> Effect:

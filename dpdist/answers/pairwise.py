@@ -114,8 +114,10 @@ def _of(
 
 
 def indicators(release: Release) -> list[int]:
-    """Return the columns that count gaps: no answer is about them."""
+    """Return the columns that are about another one: those that count gaps, and bins of numbers."""
+    columns = () if release.schema is None else release.schema.columns
     names = set() if release.schema is None else set(release.schema.pairwise.values())
+    names |= {name for column in columns if column.source is not column for name in column.features}
     return [place for place, name in enumerate(release.names) if name in names]
 
 

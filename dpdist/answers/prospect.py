@@ -11,9 +11,9 @@ tenth of the rows, with a mean near the middle of its number.
 **Impossible** is a release that would show nothing of any table of so many rows. Any eigenvalue and any diagonal entry
 of a moment of n bounded rows is at most ``n C²``, and any count at most n. With noise of standard deviation s on an
 entry of the diagonal, a column is above the noise if its entry exceeds 4 s, which ``n C²`` plus noise does in 1 of 100
-cases if ``n C² < (4 - 2.33) s``; likewise for the least component above the noise, and for a count, whose interval
-begins above 0 from 1.96 standard deviations on. With all of C² in one of 2, 4 or 12 columns, a component was shown by 1
-to 6 % of releases there.
+cases if ``n C² < (4 - 2.33) s``; likewise for the least component above the noise. A count, of at most all rows, has an
+interval above 0 in 7 of 100 cases if they are half a deviation of its noise. With all of C² in one of 2, 4 or 12
+columns, a component was shown by 1 to 6 % of releases there.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from dpdist.core.text import counted
 _RATIO = (3, 2, 1)
 _GROUP = 0.1  # of the rows
 _SELDOM = 2.33  # standard deviations that normal noise exceeds in 1 of 100 cases
+_FEW = 0.5  # of a count in deviations of its noise: of 0, an interval is above 0 in 2.5 of 100 cases, of so many in 7
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def prospect(plan: Plan, rows: int | None = None) -> Prospect:
         mean = NORMAL * math.sqrt(max(map(precision.of_sum, categorical))) / (_GROUP * rows)
     directions = 3 if size.columns >= 6 else 1 + (size.columns >= 4)
     seen = None if rows is None else _seen(plan, rows, directions)
-    impossible = "" if rows is None else _impossible(plan, rows, reaches)
+    impossible = "" if rows is None else _impossible(plan, rows, categorical, precision)
     cells = (reaches[0], reaches[-1]) if reaches else None
     tested = not numbers or (size.schema is not None and _clips_none(plan, size.schema))
     return Prospect(directions, seen, cells, mean, scaled, _bins(plan, categorical), tested, impossible)
@@ -166,20 +167,22 @@ def _seen(plan: Plan, rows: int, directions: int) -> int | None:
     return count_seen(law, rows, [variance / 2 * share / sum(shares) for share in shares])
 
 
-def _impossible(plan: Plan, rows: int, reaches: list[int]) -> str:
+def _impossible(plan: Plan, rows: int, categorical: list[Categorical], precision: Precision) -> str:
     """Return a sentence if no table of so many rows could show a component, a column or a count."""
     bound, variance = plan.bound, plan.moment.noise.variance_diagonal
     law = law_of(plan.moment.noise, bound.columns, bound.unit**2)
     if law is None or variance is None:
         return ""
     deviation = math.sqrt(variance) * bound.unit**2 / bound.row_norm**2  # in rows
-    least = [(ABOVE * deviation, deviation), (least_rows_seen(law, bound.row_norm**2), deviation)]
-    least += [(float(reach), reach / NORMAL) for reach in reaches[:1]]
-    if any(rows >= even - _SELDOM * noise for even, noise in least):
+    least = [ABOVE * deviation, least_rows_seen(law, bound.row_norm**2)]
+    counts = [math.sqrt(precision.of_count(variable)) for variable in categorical]
+    seldom = [*(each - _SELDOM * deviation for each in least), *(_FEW * each for each in counts)]
+    if any(rows >= each for each in seldom):
         return ""
+    least += [NORMAL * each for each in counts]
     return (
         f"Whatever the {counted(rows, 'row')} are, no component, column or count would be above the noise of this "
         f"release, whose loss is {plan.loss}, in more than nine of ten cases; even odds take at least "
-        f"{math.ceil(min(even for even, _ in least))} rows. Nothing was spent. Use a larger {parameter('epsilon')} or "
+        f"{math.ceil(min(least))} rows. Nothing was spent. Use a larger {parameter('epsilon')} or "
         "more rows."
     )

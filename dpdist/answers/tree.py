@@ -9,17 +9,17 @@ the others only as far as these imply them. Mutual information is that of the sh
 
 **Numbers** are drawn given all categories: normal, with the mean that their linear regression on the categories gives,
 and the covariance of its residuals. A number with bins is drawn within its bin. Values beyond a public range are at its
-end, whole numbers are rounded, and transforms are taken back. Where a value is missing in the rows, it is in as many
-synthetic ones, by its bins or at random.
+end, whole numbers are rounded, others to a thousandth of their spread, and transforms are taken back. Where a value is
+missing in the rows, it is in as many synthetic ones, by its bins, or at random with ``missing = "pairwise"``.
 
 The generator needs no secret: all parameters are public.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import timedelta
 from itertools import combinations
 from typing import Any
 
@@ -30,11 +30,12 @@ from scipy.stats import truncnorm
 
 from dpdist.answers.categories import Categorical, Matrix
 from dpdist.answers.crosstab import crosstab
+from dpdist.answers.dates import date_of
 from dpdist.answers.feasible import Layout, feasible
 from dpdist.answers.synthetic import MOST_NUMBERS, source_values
 from dpdist.answers.variables import Numeric, Variables
 from dpdist.core.errors import UsageError
-from dpdist.core.rows.columns import SECONDS, Column, instant
+from dpdist.core.rows.columns import Binned, Column
 from dpdist.core.rows.schema import Schema
 
 Codes = dict[str, npt.NDArray[np.int64]]
@@ -70,7 +71,7 @@ class Tree:
         return [column for column in self.schema.sources if column.stored and {column.name, column.value_name} & held]
 
     def draw(self, count: int, generator: Generator) -> dict[str, npt.NDArray[Any]]:
-        """Return columns of the source by name: text, booleans, or numbers, NaN or None where a value is missing."""
+        """Return columns of the source by name: text, yes or no, or numbers; NaN or None where a value is missing."""
         found = dict[str, npt.NDArray[Any]]()
         for column, values in self._drawn(count, generator):
             variable = self.held.categorical.get(column.name)
@@ -130,7 +131,7 @@ class Tree:
         number, bins = self.held.numeric[column.value_name], f"{column.name}_bins"
         lacking = np.zeros(len(values), np.bool_)
         if bins in codes and column.bins is not None:
-            lacking = codes[bins] > len(column.bins)
+            lacking = codes[bins] > len(_edges(column))
             values = _within(column, means, self._deviation(number), codes[bins], generator)
         elif number.indicator is not None:
             held = self.held
@@ -215,7 +216,7 @@ def _mutual_information(table: Matrix) -> float:
 
 def _named(variable: Categorical, column: Column, values: Matrix) -> npt.NDArray[Any]:
     if column.kind == "boolean":
-        return np.equal(values, 1)
+        return np.array(["no", "yes"], dtype=object)[values.astype(np.int64)]
     names = np.array(variable.categories, dtype=object)
     if column.indicated:
         names[-1] = None
@@ -223,27 +224,44 @@ def _named(variable: Categorical, column: Column, values: Matrix) -> npt.NDArray
     return named
 
 
+def _edges(column: Column) -> list[float]:
+    """Return the edges between the bins of a number, in units of its transform."""
+    inner = Binned.of(column).edges
+    return [column.value_of(edge) for edge in column.bins if column.number_of(edge) in inner]
+
+
 def _within(
     column: Column, means: Matrix, deviation: float, codes: npt.NDArray[np.int64], generator: Generator
 ) -> Matrix:
     """Return normal numbers within their bins, in units of the transform."""
-    edges = [column.value_of(edge) for edge in column.bins]
+    edges = _edges(column)
     low, high = (-np.inf, np.inf) if column.ends is None else column.ends
-    lows, highs = np.array([low, *edges, -np.inf]), np.array([*edges, high, np.inf])
+    if column.kind == "integer" and column.range is not None:
+        high = column.value_of(column.range[1] + 1)  # they are rounded down
+    lows, highs = np.array([low, *edges, -np.inf])[codes], np.array([*edges, high, np.inf])[codes]
     spread = max(deviation, 1e-12)
-    below, above = (lows[codes] - means) / spread, (highs[codes] - means) / spread
+    below, above = (lows - means) / spread, (highs - means) / spread
+    above = np.where(above > below, above, np.inf)  # a bin of one value
     drawn: Matrix = truncnorm.rvs(below, above, random_state=generator) * spread + means
-    inside = np.clip(drawn, lows[codes], np.nextafter(highs[codes], -np.inf))
-    return np.where(np.isfinite(inside), inside, np.clip(means, lows[codes], highs[codes]))
+    inside = np.maximum(np.minimum(drawn, np.nextafter(highs, -np.inf)), lows)
+    return np.where(np.isfinite(inside), inside, np.clip(means, lows, highs))
 
 
 def _typed(column: Column, values: Matrix) -> npt.NDArray[Any]:
-    """Return numbers, whole numbers, or dates as text."""
+    """Return numbers, whole numbers, or dates and ordered categories as text."""
     lacking = np.isnan(values)
+    if column.kind == "category":
+        places = np.clip(np.rint(values), 0, len(column.categories) - 1)
+        names: list[str | None] = [*column.categories, None]
+        return np.array(names, dtype=object)[np.where(lacking, -1, places).astype(np.int64)]
     if column.kind == "date":
-        origin, seconds = instant(column.origin or "1970-01-01"), SECONDS[column.unit or "days"]
-        form, texts = column.format or "%Y-%m-%d", np.full(len(values), None, dtype=object)
+        texts = np.full(len(values), None, dtype=object)
         for place in np.flatnonzero(~lacking):
-            texts[place] = (origin + timedelta(seconds=float(values[place]) * seconds)).strftime(form)
+            texts[place] = date_of(column, float(values[place]), column.format)
         return texts
-    return values.astype(np.int64) if column.kind == "integer" and not lacking.any() else values
+    if column.kind != "integer":
+        spread = float(np.nanstd(values)) if not lacking.all() else 0.0
+        return np.round(values, 3 - math.floor(math.log10(spread))) if spread > 0 else values
+    if not lacking.any():
+        return values.astype(np.int64)
+    return np.array([None if gone else int(value) for value, gone in zip(values, lacking, strict=True)], dtype=object)

@@ -38,6 +38,7 @@ from dpdist.answers.block import entry_noise, moment_of, require_noise_distribut
 from dpdist.answers.categories import CENTRE_CURE, Categorical, Matrix, Precision, category_of, rows_information
 from dpdist.core.errors import BelowNoiseError, DataError, UsageError
 from dpdist.core.release.artefact import Release
+from dpdist.core.rows.columns import Column
 from dpdist.core.text import listed
 
 _MOST_COLUMNS = 8192
@@ -54,6 +55,7 @@ class Numeric:
     indicator: int | None = None  # column that is 1 where it is missing; the number is then the centre, x = 0
     weight: float = 1.0  # of the indicator
     filled: bool = False  # missing cells count as the centre, and are not counted
+    column: Column | None = None  # of the schema
 
 
 @dataclass(frozen=True)
@@ -249,6 +251,6 @@ def _described(release: Release) -> tuple[dict[str, Categorical], dict[str, Nume
             numeric[column.value_name] = Numeric(
                 column.value_name, place, float(shifts[place]), float(units[place]),
                 index[f"{column.name}=missing"] if column.missing == "pairwise" else None,
-                float(column.weight or 1), column.missing in {"centre", "fill", "indicator"},
+                float(column.weight or 1), column.missing in {"centre", "fill", "indicator"}, column,
             )  # fmt: skip
     return categorical, numeric, left_out

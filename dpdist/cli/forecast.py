@@ -20,6 +20,7 @@ from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.moment.histograms import ColumnCounting
 from dpdist.core.options import PRIVACY, IngestOptions, RequestOptions
 from dpdist.core.pipeline.budget import ledger_place
+from dpdist.core.privacy.checks import require_small_delta
 from dpdist.core.privacy.guarantee import Neighbours
 from dpdist.core.release.advice import choice_refused
 from dpdist.core.release.bounds import Dimensions, by_schema
@@ -58,15 +59,13 @@ class _Rows(NamedTuple):
 
 
 def _of_file(file: Path, request: ReleaseRequest, table_options: IngestOptions, owner: Owner) -> _Rows:
-    """Return the rows of a file; 0 of them if their number is private."""
+    """Return the rows of a file, as its release would have them."""
     from dpdist.core.pipeline.table import shape_of_file  # noqa: PLC0415 - its readers are slow to import
 
     require_mean(request, by_a_schema=table_options.schema is not None)
-    counted = request.neighbours is Neighbours.REPLACE_ONE
     found = shape_of_file(file, request, schema=table_options.schema, header=table_options.header, owner=owner)
     return _Rows(
-        found.columns, found.rows if counted else 0, 1 if found.unit is None else found.unit.max_rows, None,
-        found.schema,
+        found.columns, found.rows, 1 if found.unit is None else found.unit.max_rows, None, found.schema,
     )  # fmt: skip
 
 
@@ -114,11 +113,14 @@ def _described(found: _Rows | None, typed: _Rows) -> _Rows:
 
 def _refused(request: ReleaseRequest, size: Dimensions, rows: int, max_rows: int) -> str | None:
     """Return why too few rows would make the release be refused, or None."""
-    if "scale" in request.chooses:
-        try:
+    try:
+        require_small_delta(request.loss, request.neighbours, rows, accepted=request.accept_large_delta)
+        if "scale" in request.chooses:
             require_seen(request, ColumnCounting.of(size.columns, size.schema), rows, max_rows, together=size.together)
-        except RefusedError as error:
-            return str(error).replace(" Nothing was spent.", "")
+    except RefusedError as error:
+        return str(error).replace(" Nothing was spent.", "")
+    if not request.chooses:
+        return None
     return choice_refused(request, size.columns, rows, max_rows, together=size.together)
 
 
@@ -192,13 +194,16 @@ def forecast_command(
     )  # fmt: skip
     if plot is not None:
         draw_forecast(result, plot)
-    value, message = result.to_json(), text.forecast(result)
-    once = result.person.counted_once
+    refused = _refused(request, size, rows, result.person.counted_once)
+    # what the moment alone would need is not what the release does
+    value, message = result.to_json(), text.forecast(result if refused is None else replace(result, nothing=""))
     if request.chooses:
-        value["parts"] = result.plan.parts_json()
+        value |= {"parts": result.plan.parts_json()}
         message += f"\n\n{text.parts(result.plan)}"
-        value["refused"] = refused = _refused(request, size, rows, once)
-        message += "" if refused is None else "\n" + wrapped(f"THE RELEASE WOULD BE REFUSED. {refused}")
+    value["refused"] = refused
+    if refused is not None:
+        answer(as_json, value, f"{message}\n{wrapped(f'THE RELEASE WOULD BE REFUSED. {refused}')}")
+        return
     expected = prospect(result.plan, rows)
     value["prospect"] = expected.to_json()
     if expected.impossible:

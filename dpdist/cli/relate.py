@@ -63,6 +63,7 @@ def relate(
     if not is_table and feasible:
         raise UsageError("--feasible is for the table of two variables with categories: tests keep what was released.")
     possible = nearest_of(held, BARS) if feasible else None
+    lengths = clipped_rows(opened, _places(held, [name for name in (first, second) if name is not None]))
     found: dict[str, Any]
     if first is None:
         found, body = _of_pairs(relations(held), None)
@@ -72,10 +73,9 @@ def relate(
             own = counts(held, first)
             found, body = {**found, "counts": _counts_json(own)}, f"{counts_text(own)}\n\n{body}"
     else:
-        found, body = _of_two(held, relation(held, first, second), percent, possible)
+        found, body = _of_two(held, relation(held, first, second), percent, possible, clipped=bool(lengths.unknown))
     if out is not None:
         write_table(out, _columns_of(found), opened, "table")
-    lengths = clipped_rows(opened, _places(held, [name for name in (first, second) if name is not None]))
     rows = counted(round(held.rows), "row")
     remark = f"{'' if held.public else 'About '}{rows}: {lengths.describe().removeprefix('of ')}."
     unknown = lengths.unknown and f"For the rows as they are, means and strengths of numbers are {lengths.unknown}."
@@ -107,7 +107,7 @@ def _of_pairs(found: list[Relation], name: str | None) -> tuple[dict[str, Any], 
 
 
 def _of_two(
-    held: Variables, found: Relation, percent: str | None, possible: Feasible | None
+    held: Variables, found: Relation, percent: str | None, possible: Feasible | None, *, clipped: bool
 ) -> tuple[dict[str, Any], str]:
     """Return the answer about two variables, as JSON values and as text."""
     value: dict[str, Any] = {"association": found.to_json()}
@@ -122,12 +122,12 @@ def _of_two(
         if slope is None:
             return value, sentence
         return {**value, "slope": slope.coefficients[0].to_json()}, "\n".join(
-            [sentence, wrapped(slope_text(found.first, found.second, slope))]
+            [sentence, wrapped(slope_text(held.numeric[found.first], held.numeric[found.second], slope))]
         )
     number, by = held.number_and_category(found.first, found.second)
     means = group_means(held, number, by)
     value |= {"means": _means_json(means), "differences": _differences_json(means)}
-    return value, f"{means_text(means)}\n{sentence}"
+    return value, f"{means_text(means, clipped=clipped)}\n{sentence}"
 
 
 def _slope(held: Variables, found: Relation) -> Regression | None:

@@ -100,7 +100,9 @@ def about_tree(model: Tree) -> str:
         if pairs
         else ""
     )
-    numbers = " Numbers are normal given the categories." if model.held.numeric else ""
+    numbers = " Numbers are normal given the categories; those beyond a range stand at its end." * bool(
+        model.held.numeric
+    )
     return (
         f"They have valid categories and ranges.{tables}{numbers} Fit models to the release itself (dpdist regress), "
         f"which knows more than these rows. {about_variables(model.held)}"

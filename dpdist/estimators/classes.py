@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dpdist.answers.block import source_units
 from dpdist.answers.categories import Matrix
 from dpdist.answers.variables import Variables
 from dpdist.core.errors import UsageError
-from dpdist.core.frames import is_a
+from dpdist.core.frames import as_frame, is_a
 from dpdist.core.rows.columns import Column
+from dpdist.core.rows.encoding import transformed
 from dpdist.core.rows.schema import Schema
 from dpdist.estimators.checked import RowsError
 
@@ -40,7 +43,7 @@ def indicators_of(y: Any, classes: tuple[Any, ...], estimator: object) -> tuple[
     name = getattr(y, "name", None)
     name = name if isinstance(name, str) and (is_a(y, "pandas", "Series") or is_a(y, "dask", "Series")) else "y"
     if is_a(y, "dask", "Series"):
-        y = y.to_dask_array()
+        y = (y if isinstance(y.dtype, np.dtype) else y.astype(object)).to_dask_array()
     if is_a(y, "dask", "Array"):
         if y.ndim != 1:
             raise RowsError("y must have one class per row, so one dimension.")
@@ -50,25 +53,84 @@ def indicators_of(y: Any, classes: tuple[Any, ...], estimator: object) -> tuple[
             meta=np.empty((0, 0)),
         )  # fmt: skip
         return name, coded
+    return name, _coded(labels_of(y), classes)
+
+
+def labels_of(y: Any) -> Any:
+    """Return the classes of rows in memory, (n,)."""
     values = np.asarray(y)
     values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
     if values.ndim != 1:
         raise RowsError("y must have one class per row, so one dimension.")
-    coded = _coded(values, classes)
-    if not np.isfinite(coded).all():
-        raise RowsError(
-            f"y has another class than {', '.join(map(repr, classes))}. Classes are public: name all of them, from "
-            "public knowledge (classes=[...])."
-        )
-    return name, coded
+    return values
 
 
 def _coded(values: Any, classes: tuple[Any, ...]) -> Matrix:
-    """Return columns of 0 and 1; NaN for an unknown class."""
-    is_class = np.stack([np.asarray(values == each, dtype=np.bool_) for each in classes], axis=1)
-    coded = is_class.astype(np.float64)
-    coded[~is_class.any(axis=1)] = np.nan
-    return coded[:, 1:] if len(classes) == 2 else coded
+    """Return columns of 0 and 1; also in a task, which refuses an unknown class."""
+    is_class = is_class_of(values, classes)
+    return is_class[:, 1:].astype(np.float64) if len(classes) == 2 else is_class.astype(np.float64)
+
+
+def is_class_of(values: Any, classes: Sequence[Any]) -> npt.NDArray[np.bool_]:
+    """Return which class each row has, (n, k); refuse another one."""
+    if values.dtype == object:  # that a missing value of pandas equals a class is neither true nor false
+        values = np.array([None if type(value).__name__ == "NAType" else value for value in values], dtype=object)
+    found = np.stack([np.asarray(values == each, dtype=np.bool_) for each in classes], axis=1)
+    if not found.any(axis=1).all():
+        raise RowsError(
+            f"y has another class than {', '.join(map(repr, classes))}, or lacks one. Classes are public: name all of "
+            "them, from public knowledge (classes=[...])."
+        )
+    return found
+
+
+def rows_by(schema: Schema, data: Any, only: Sequence[Column] | None = None) -> Any:
+    """Return the rows of a DataFrame by a schema, or by some of its columns; lazily, of a lazy one."""
+    frame = as_frame(data, "X")
+    of_frame = partial(transformed, schema, only=only)
+    if is_a(frame, "dask", "DataFrame"):  # its _meta is an empty DataFrame
+        return frame.map_partitions(of_frame, meta=of_frame(frame._meta))  # noqa: SLF001
+    if not is_a(frame, "pandas", "DataFrame"):
+        raise UsageError("Only a DataFrame takes a schema. Leave it out.", parameter="schema")
+    return of_frame(frame)
+
+
+def groups_of(data: Any, groups: object) -> object:
+    """Return the privacy units that a column of X names, as the schema leaves it out of the rows."""
+    if not isinstance(groups, str):
+        return groups
+    frame = as_frame(data, "X")
+    if not is_a(frame, "pandas", "DataFrame") or groups not in frame.columns:
+        raise UsageError(f"With a schema, groups names a column of a DataFrame in memory. X has no {groups!r} there.")
+    return frame[groups]
+
+
+def require_category(schema: Schema | None, target: str) -> None:
+    """Refuse a target without categories, before anything is charged."""
+    columns = {} if schema is None else {column.name: column for column in schema.columns}
+    if schema is None:
+        raise UsageError(
+            "The rows have no schema. Ingest them with one, in which the target is a boolean or a category."
+        )
+    if target not in columns or not columns[target].whole:
+        named = [name for name, column in columns.items() if column.stored and column.whole]
+        raise UsageError(
+            f"{target!r} is no boolean or category of the schema. These are: {', '.join(named) or 'none'}."
+        )
+    column = columns[target]
+    if column.kind == "boolean" and column.indicated:
+        raise UsageError(f"The boolean {target!r} may be missing, and so has three classes. Make it a category.")
+    if column.one_hot and column.width < 2:
+        raise UsageError(f"{target!r} has one category, so there is nothing to predict.")
+
+
+def is_class_by(schema: Any, target: str, y: Any) -> npt.NDArray[np.bool_]:
+    """Return which class each row of a source has, (n, k), as its schema reads it."""
+    import pandas as pd  # noqa: PLC0415 - may be missing
+
+    (column,) = [each for each in schema.columns if each.name == target]
+    coded = transformed(schema, pd.DataFrame({column.source.name: y}), [column]).to_numpy()
+    return np.hstack([coded <= 0, coded > 0]) if len(column.features) == 1 else coded > 0
 
 
 def described_by(target: str, classes: tuple[Any, ...], names: Sequence[str]) -> Schema:
@@ -107,18 +169,18 @@ class Linear:
         replaced = {number.place for number in held.numeric.values() if number.filled or number.indicator is not None}
         self.fills = [float(centre[place]) if place in replaced else None for place in places]
 
-    def _chosen(self, labels: Names, values: Matrix, absent: float) -> Matrix:
-        """Return the values of the columns: 0 for the first of a category, ``absent`` for one that is left out."""
+    def per_unit(self, labels: Names, values: Matrix, absent: float = 0.0) -> Matrix:
+        """Return coefficients in units of the source, (r, p): 0 for the first category, ``absent`` if left out."""
         known = {name: values[:, place] for place, name in enumerate(labels)}
         none, zero = np.full(len(values), absent), np.zeros(len(values))
         return np.stack([known.get(name, zero) if name is not None else none for name in self.labels], axis=1)
 
-    def per_input(self, labels: Names, values: Matrix, absent: float = 0.0) -> Matrix:
-        """Return coefficients per unit of X, (r, p)."""
-        chosen: Matrix = self._chosen(labels, values, absent) * self.factors
+    def per_input(self, labels: Names, values: Matrix) -> Matrix:
+        """Return coefficients per unit of the encoded rows, (r, p)."""
+        chosen: Matrix = self.per_unit(labels, values) * self.factors
         return chosen
 
     def offset(self, labels: Names, values: Matrix) -> Matrix:
         """Return what is added to the intercepts, (r,)."""
-        added: Matrix = self._chosen(labels, values, 0.0) @ self.offsets
+        added: Matrix = self.per_unit(labels, values) @ self.offsets
         return added

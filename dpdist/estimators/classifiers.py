@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Self, Unpack
 
 import numpy as np
-from scipy.special import expit, softmax
+from scipy.special import expit, logit, softmax
 from sklearn.base import ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
@@ -18,7 +18,7 @@ from dpdist.answers.discriminant import discriminant
 from dpdist.answers.logistic import logistic
 from dpdist.answers.variables import Variables, variables
 from dpdist.core.errors import BelowNoiseError, UsageError
-from dpdist.core.frames import as_frame, is_a, is_labelled
+from dpdist.core.frames import is_labelled
 from dpdist.core.ingest.registered import open_rows
 from dpdist.core.naming import ESTIMATORS, naming
 from dpdist.core.release.artefact import Release
@@ -26,7 +26,18 @@ from dpdist.core.rows.schema import Schema
 from dpdist.estimators import fit as fits
 from dpdist.estimators.base import Matrix, PrivateEstimator, Shared, with_shared_parameters
 from dpdist.estimators.checked import RowsError
-from dpdist.estimators.classes import Linear, classes_named, described_by, indicators_of
+from dpdist.estimators.classes import (
+    Linear,
+    classes_named,
+    described_by,
+    groups_of,
+    indicators_of,
+    is_class_by,
+    is_class_of,
+    labels_of,
+    require_category,
+    rows_by,
+)
 from dpdist.estimators.inputs import rows_at, rows_in_memory, set_columns, user_names
 from dpdist.estimators.targets import Targets, require_same_labels, require_same_rows
 
@@ -108,9 +119,10 @@ class _Classifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc] # no
             if stored or self.schema is not None:
                 target, classes, features = _named(y), None, None
                 if stored:
-                    _require_category(open_rows(X).schema, target)  # type: ignore[arg-type] # a path
+                    require_category(open_rows(X).schema, target)  # type: ignore[arg-type] # a path
                 with self._missing_by_schema(stored=stored):
                     rows = X if stored else self._described(X, target)
+                    groups = groups if stored else groups_of(X, groups)
                     fits.released(self, rows, fits.require_matrix, groups=groups)
             else:
                 classes = classes_named(self.classes)
@@ -134,7 +146,8 @@ class _Classifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc] # no
         Parameters
         ----------
         X
-            (n, p) in the columns of the fit; or, if the release has a schema, a DataFrame of its source.
+            (n, p) in the columns of the fit; or, if the release has a schema, a DataFrame of its source. An array is
+            of rows as the schema encodes them.
 
         Returns
         -------
@@ -149,7 +162,10 @@ class _Classifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc] # no
         return self._mapped(X, partial(_probabilities, self), list(map(str, self.classes_)))
 
     def decision_function(self, X: object) -> Any:  # noqa: N803
-        """Return ``X @ coef_.T + intercept_``, (n,) for two classes, else (n, k). Private, as ``predict_proba``."""
+        """Return the linear functions of rows that ``coef_`` and ``intercept_`` are, (n,) for two classes, else (n, k).
+
+        They are private, as those of :meth:`predict_proba`, which has the parameters and errors.
+        """
         found = self._mapped(X, partial(_scores, self), [str(i) for i in range(len(self.coef_))])
         return found[:, 0] if len(self.coef_) == 1 else found
 
@@ -158,13 +174,23 @@ class _Classifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc] # no
         return self.classes_[np.asarray(self.predict_proba(X)).argmax(axis=1)]
 
     def score(self, X: object, y: object, sample_weight: object = None) -> float:  # noqa: N803 - scikit-learn's names
-        """Return the share of rows whose class is predicted. Private, and comes with a warning."""
+        """Return the share of rows whose class is predicted; DataError for a class that the model does not have.
+
+        It is private, and comes with a warning.
+        """
         check_is_fitted(self, "coef_")
-        predicted = self.predict(X)
-        require_same_rows(predicted, np.asarray(y))
+        with naming(ESTIMATORS):
+            places, known = np.asarray(self.predict_proba(X)).argmax(axis=1), self._coded(labels_of(y))
+            require_same_rows(places, known)
         fits.warn_of_score(self)
         weights = None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
-        return float(np.average(predicted == np.asarray(y), weights=weights))
+        return float(np.average(known[np.arange(len(known)), places], weights=weights))
+
+    def _coded(self, y: Any) -> Any:
+        """Return which class each row has, (n, k); of a source, as its schema reads it."""
+        if self._target is None:
+            return is_class_of(y, self.classes_.tolist())
+        return is_class_by(self.release_.schema, self._target, y)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -193,9 +219,9 @@ class _Classifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc] # no
         if self.classes is not None:
             raise UsageError("The schema has the classes of the target. Leave classes out.")
         schema = self.schema if isinstance(self.schema, Schema) else Schema.read(self.schema)
-        _require_category(schema, target)
+        require_category(schema, target)
         self.__dict__[fits.DESCRIBED] = schema
-        return _transformed(schema, data)
+        return rows_by(schema, data)
 
     def _learn(
         self, target: str, on: Names | None, classes: Classes | None = None, features: Names | None = None
@@ -210,15 +236,15 @@ class _Classifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc] # no
         self.guarantee_ = fits.guarantee_of(self.release_)
         labels, slopes, starts, *ends = self._model(held, target, on)
         columns = Linear(held, held.named(target), on, features)
-        self.coef_, self.intercept_ = columns.per_input(labels, slopes), starts + columns.offset(labels, slopes)
+        self.coef_, self.intercept_ = columns.per_unit(labels, slopes), starts
+        self._of_encoded = columns.per_input(labels, slopes), starts + columns.offset(labels, slopes)
         if ends:
-            ordered = [
-                columns.per_input(labels, each, absent=sign * np.inf) for each, sign in zip(ends, (-1, 1), strict=True)
-            ]
-            self.coef_intervals_ = np.sort(np.stack(ordered, axis=-1), axis=-1)
+            ordered = [columns.per_unit(labels, each, sign * np.inf) for each, sign in zip(ends, (-1, 1), strict=True)]
+            self.coef_intervals_ = np.stack(ordered, axis=-1)
         variable = held.categorical[columns.target]
         known = [False, True] if len(variable.places) == 1 else variable.categories
         self.classes_ = np.array(known if classes is None else classes)
+        self._target = None if classes is not None else columns.target  # in the schema of the source
         self._fills = {
             name: fill for name, fill in zip(columns.features, columns.fills, strict=True) if fill is not None
         }
@@ -237,41 +263,17 @@ class _Classifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc] # no
 
     def _encoded(self, data: Any) -> Any:
         """Return a DataFrame of the source by the schema of the release; other rows as they are."""
-        schema, features = self.release_.schema, list(getattr(self, "feature_names_in_", ()))
-        if schema is None or not features or isinstance(data, str | os.PathLike) or is_labelled(data):
+        features = list(getattr(self, "feature_names_in_", ()))
+        if self._target is None or not features or isinstance(data, str | os.PathLike) or is_labelled(data):
             return data
-        if not hasattr(data, "columns") or list(map(str, data.columns)) == features:
+        if not hasattr(data, "columns"):
             return data
+        schema: Any = self.release_.schema
         used = [column for column in schema.columns if set(column.features) & set(features)]
         sources = {column.source.name for column in used}
         if not sources <= set(map(str, data.columns)):
-            return data  # refused with the columns that are expected
-        part = Schema([column for column in schema.sources if column.name in sources], schema.scale, "ignored")
-        return _transformed(part, data)[features].fillna(self._fills)
-
-
-def _transformed(schema: Schema, data: Any) -> Any:
-    """Return the rows of a DataFrame by a schema; lazily, of a lazy one."""
-    frame = as_frame(data, "X")
-    if is_a(frame, "dask", "DataFrame"):  # its _meta is an empty DataFrame
-        return frame.map_partitions(schema.transform, meta=schema.transform(frame._meta))  # noqa: SLF001
-    if not is_a(frame, "pandas", "DataFrame"):
-        raise UsageError("Only a DataFrame takes a schema. Leave it out.", parameter="schema")
-    return schema.transform(frame)
-
-
-def _require_category(schema: Schema | None, target: str) -> None:
-    """Refuse a target without categories, before anything is charged."""
-    columns = {} if schema is None else {column.name: column for column in schema.columns}
-    if schema is None:
-        raise UsageError(
-            "The rows have no schema. Ingest them with one, in which the target is a boolean or a category."
-        )
-    if target not in columns or not columns[target].whole:
-        named = [name for name, column in columns.items() if column.stored and column.whole]
-        raise UsageError(
-            f"{target!r} is no boolean or category of the schema. These are: {', '.join(named) or 'none'}."
-        )
+            return data  # encoded, or refused with the columns that are expected
+        return rows_by(schema, data, used)[features].fillna(self._fills)
 
 
 def _is_centred(centre: object, scale: object) -> bool:
@@ -286,7 +288,8 @@ def _named(y: object) -> str:
 
 
 def _scores(model: Any, rows: Any) -> Matrix:
-    scores: Matrix = rows.astype(np.float64) @ model.coef_.T + model.intercept_
+    slopes, starts = model._of_encoded  # noqa: SLF001 - of this module
+    scores: Matrix = rows.astype(np.float64) @ slopes.T + starts
     return scores
 
 
@@ -318,8 +321,9 @@ class PrivateLogisticRegression(_Classifier):
     classes_ : ndarray
         (k,) the classes.
     coef_ : ndarray
-        (1, p) float64 for two classes, else (k, p): logarithms of odds ratios per unit of a column of X. 0 for the
-        first category of a variable, and for a column that a private scale left out.
+        (1, p) float64 for two classes, else (k, p): logarithms of odds ratios per unit of a column of X, by a schema in
+        the units of its source. 0 for the first category of a variable, for a column that a private scale left out,
+        and for a class about which nothing is seen above the noise.
     intercept_ : ndarray
         (1,) or (k,) float64.
     coef_intervals_ : ndarray
@@ -373,11 +377,19 @@ class PrivateLogisticRegression(_Classifier):
         self.schema = schema
 
     def _model(self, held: Variables, target: str, on: Names | None) -> tuple[Any, ...]:
-        found = logistic(held, target, on)
-        labels = [each.name for each in found[0].effects]
-        ends = [[(each.value, *each.interval) for each in model.effects] for model in found]
-        values, low, high = (np.array([[each[place] for each in effects] for effects in ends]) for place in range(3))
-        return labels, values, np.array([model.intercept for model in found]), low, high
+        found = {model.target: model for model in logistic(held, target, on)}
+        labels = [each.name for each in next(iter(found.values())).effects]
+        names, counts = held.categorical[held.named(target)].categories, held.counts(target).values
+        wanted = list(found) if len(names) == 2 else [f"{target}={name}" for name in names]
+        unseen = [(0.0, -np.inf, np.inf)] * len(labels)  # so it is predicted by its share
+        ends = [
+            [(each.value, *each.interval) for each in found[name].effects] if name in found else unseen
+            for name in wanted
+        ]
+        values, low, high = np.moveaxis(np.array(ends), -1, 0)
+        shares = np.clip(counts / held.rows, 1 / held.rows, 1 - 1 / held.rows)
+        starts = [found[name].intercept if name in found else logit(shares[i]) for i, name in enumerate(wanted)]
+        return labels, values, np.array(starts), low, high
 
     def _of_scores(self, scores: Matrix) -> Matrix:
         found: Matrix = expit(scores)
@@ -408,7 +420,8 @@ class PrivateLDA(_Classifier):
     classes_ : ndarray
         (k,) the classes.
     coef_, intercept_ : ndarray
-        (1, p) and (1,) for two classes, else (k, p) and (k,) float64: the discriminants, per unit of a column of X.
+        (1, p) and (1,) for two classes, else (k, p) and (k,) float64: the discriminants, per unit of a column of X, by
+        a schema in the units of its source.
     guarantee_ : Guarantee
         What is proved of the release.
     release_ : Release

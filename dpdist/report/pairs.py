@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +13,13 @@ import numpy.typing as npt
 from dpdist.answers.association import Strength
 from dpdist.answers.block import NORMAL
 from dpdist.answers.crosstab import Counts, Crosstab
+from dpdist.answers.dates import date_of
 from dpdist.answers.group_means import GroupMeans
 from dpdist.answers.logistic import Effect, Logistic
 from dpdist.answers.ratios import Ratios
 from dpdist.answers.regression import Regression
 from dpdist.answers.relate import Relation
-from dpdist.answers.variables import Variables
+from dpdist.answers.variables import Numeric, Variables
 from dpdist.core.naming import step
 from dpdist.core.text import counted, listed, wrapped
 from dpdist.report.text import aligned
@@ -71,29 +73,54 @@ def table_text(found: Crosstab, percent: str | None) -> str:
     return "\n".join(parts)
 
 
-def means_text(found: GroupMeans) -> str:
+def means_text(found: GroupMeans, *, clipped: bool) -> str:
     """Return the means of a number by category."""
-    rows = [(found.variable.name, "rows", f"mean {found.number.name}", "between")]
+    rows = [(found.variable.name, "rows", f"mean {named_number(found.number, clipped=clipped)}", "between")]
     order = np.argsort(-found.counts, kind="stable")[:_SHOWN]
     for i in order:
         low, high = found.means.intervals[i]
-        known = math.isfinite(low) and math.isfinite(high)
-        mean, *between = alike(found.means.estimates[i], low, high) if known else ["unknown: too few rows"]
+        mean, *between = means_between(found.number, found.means.estimates[i], low, high)
         rows.append((found.variable.categories[i], _number(found.counts[i]), mean, " .. ".join(between)))
     parts = [*aligned(rows), *_more(found.variable.size - len(order), "category")]
     if found.variable.size == 2 and math.isfinite(found.differences[1, 0]):
         value, reach = found.differences[1, 0], NORMAL * found.deviations[1, 0]
         shown, *ends = alike(value, value - reach, value + reach)
         no, yes = found.variable.categories
-        parts.append(wrapped(f"The mean of {yes} less that of {no}: {shown} ({' .. '.join(ends)})."))
+        unit = _unit_of(found.number)
+        parts.append(wrapped(f"The mean of {yes} less that of {no}: {shown}{unit} ({' .. '.join(ends)})."))
     return "\n".join([*parts, wrapped("Not held: medians, quantiles and spreads within groups.")])
 
 
-def slope_text(first: str, second: str, fit: Regression) -> str:
+def named_number(number: Numeric, *, clipped: bool) -> str:
+    """Return the name of a number, and what was done to its values, as the head of a column of means."""
+    ranged = number.column is not None and number.column.range is not None
+    done = [*(["clipped"] if clipped else []), *(["within its range"] if ranged else [])]
+    return f"{number.name} ({', '.join(done)})" if done else number.name
+
+
+def means_between(number: Numeric, mean: float, low: float, high: float) -> list[str]:
+    """Return the mean of a number with the ends of its interval, as dates if it is one; or that it is unknown."""
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return ["unknown: too few rows"]
+    if number.column is None or number.column.kind != "date":
+        return alike(mean, low, high)
+    with suppress(OverflowError, ValueError):  # a year of this calendar
+        return [date_of(number.column, value) for value in (mean, low, high)]
+    return ["unknown: too few rows"]
+
+
+def slope_text(first: Numeric, second: Numeric, fit: Regression) -> str:
     """Return the slope of one number on another in a sentence."""
     (estimate,) = fit.coefficients
     shown, *ends = alike(estimate.value, *estimate.interval)
-    return f"{first} changes by {shown} ({' .. '.join(ends)}) for one unit of {second}."
+    unit = _unit_of(second).rstrip("s") or " unit"
+    return f"{first.name} changes by {shown}{_unit_of(first)} ({' .. '.join(ends)}) for one{unit} of {second.name}."
+
+
+def _unit_of(number: Numeric) -> str:
+    """Return the unit of differences of dates; empty for other numbers."""
+    column = number.column
+    return f" {column.unit or 'days'}" if column is not None and column.kind == "date" else ""
 
 
 def relation_text(found: Relation) -> str:
@@ -138,7 +165,7 @@ def odds_text(found: Logistic, rows: str) -> str:
         each = found.effects[i]
         ratio, *ends = alike(*each.odds)
         lines.append((_short(each.name, 30), ratio, " .. ".join(ends), f"{each.value:.3g}"))
-    ridge = ", with a small ridge, which makes them smaller" if found.ridge else ""
+    ridge = ", with a small ridge, which moves them towards 1" if found.ridge else ""
     text = (
         f"An odds ratio is for one unit of the column, or for a category in place of the first one "
         f"({listed(found.references)}), with the others unchanged{ridge}. Intervals are for the noise. The model knows "

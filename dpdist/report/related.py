@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from markupsafe import Markup, escape
 
+from dpdist.answers.bias import clipped_rows
 from dpdist.answers.crosstab import crosstab
 from dpdist.answers.feasible import Feasible, feasible
 from dpdist.answers.group_means import group_means
@@ -17,7 +17,15 @@ from dpdist.answers.variables import Variables, variables
 from dpdist.core.errors import BelowNoiseError, DataError, UsageError
 from dpdist.core.release.artefact import Release
 from dpdist.report.findings import Cells, Table, brief_name
-from dpdist.report.pairs import about_variables, alike, p_text, percent_text, relation_text, strength_text
+from dpdist.report.pairs import (
+    about_variables,
+    means_between,
+    named_number,
+    p_text,
+    percent_text,
+    relation_text,
+    strength_text,
+)
 
 _ASSOCIATIONS, _TABLES = 15, 60
 """Associations that are listed, and pairs whose tables or means can be opened."""
@@ -120,12 +128,10 @@ def _means(held: Variables, found: Relation, title: Markup) -> Pair:
     result = group_means(held, number, by)
     rows: list[Cells] = []
     for place, category in enumerate(result.variable.categories):
-        low, high = result.means.intervals[place]
-        count = f"{result.counts[place]:.0f}"
-        if math.isfinite(low) and math.isfinite(high):
-            mean, *ends = alike(result.means.estimates[place], low, high)
-            rows.append((brief_name(category), count, mean, " … ".join(ends)))
-        else:
-            rows.append((brief_name(category), count, "unknown: too few rows", ""))
-    head: Cells = (escape(by), "rows", Markup("mean of {}").format(number), "between")
+        mean, *ends = means_between(result.number, result.means.estimates[place], *result.means.intervals[place])
+        rows.append((brief_name(category), f"{result.counts[place]:.0f}", mean, " … ".join(ends)))
+    clipped = bool(clipped_rows(held.release, [result.number.place]).unknown)
+    head: Cells = (
+        escape(by), "rows", Markup("mean of {}").format(named_number(result.number, clipped=clipped)), "between",
+    )  # fmt: skip
     return Pair(title, Table(head, rows), relation_text(found))

@@ -375,7 +375,7 @@ def parts(plan: Plan) -> str:
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return rows of cells as lines, each column as wide as its widest cell."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    widths = [max(1, *(len(row[i]) for row in rows)) for i in range(len(rows[0]))]
     return [_row(row, widths) for row in rows]
 
 

@@ -56,10 +56,11 @@ def release_of(epsilon: str, **asked: Any) -> dpdist.Release:
 
 def drawn(epsilon: str, count: int = N, seed: int = 0) -> tuple[Tree, pd.DataFrame]:
     model = tree(variables(release_of(epsilon)))
-    return model, pd.DataFrame(model.draw(count, np.random.default_rng(seed)))
+    return model, pd.DataFrame(model.draw(count, np.random.default_rng(seed))).astype({"age": float})
 
 
 def known(frame: pd.DataFrame) -> pd.DataFrame:
+    frame = frame.assign(premium=frame["premium"].isin([True, "yes"]))
     frame = frame.assign(region=frame["region"].replace("isle", "other"), plan=frame["plan"].fillna("none"))
     ages = pd.cut(frame["age"], [-np.inf, 29.5, 49.5, np.inf], labels=["young", "middle", "old"]).astype(object)
     return frame.assign(ages=ages.fillna("none"))
@@ -119,6 +120,31 @@ def test_the_tree_joins_what_belongs_together_and_the_rest_by_chance() -> None:
     model, _ = drawn("10", 10)
     pairs = {frozenset((step.given, step.name)) for step in model.steps if step.given is not None}
     assert pairs == {frozenset(p) for p in (("region", "plan"), ("plan", "premium"), ("premium", "age_bins"))}
+
+
+def test_bins_reach_the_ends_of_the_range_and_ordered_categories_stay_names() -> None:
+    schema = Schema(
+        [
+            Column("grade", "integer", range=(0, 10), bins=[5, 10]), Column("score", "number", range=(0, 1), bins=[1]),
+            Column("size", "category", categories=["S", "M", "L"], encoding="ordinal"), Column("paid", "boolean"),
+            Column("land", "category", categories=["here"]),
+        ],
+        "range",
+    )  # fmt: skip
+    random = np.random.default_rng(1)
+    grade = random.integers(0, 11, N)
+    rows = pd.DataFrame(
+        {"grade": grade, "score": np.where(random.random(N) < 0.3, 1.0, 0.4), "paid": grade > random.integers(0, 11, N),
+         "size": random.choice(["S", "M", "L"], N), "land": "here"}
+    )  # fmt: skip
+    asked = ReleaseRequest("gaussian", PrivacyLoss.parse("1000", "1e-6"), "schema")
+    held = variables(next(assemble_drawn(asked, schema, rows)))
+    assert "land" not in held.names
+    found = pd.DataFrame(tree(held).draw(N, np.random.default_rng(2)))
+    assert set(found["size"]) == {"S", "M", "L"}
+    for name, top in (("grade", 10), ("score", 1.0)):
+        assert (found[name] == top).mean() == pytest.approx((rows[name] == top).mean(), abs=0.01)
+        assert found[name].min() >= 0
 
 
 def test_the_same_seed_draws_the_same_rows_and_too_many_are_refused() -> None:

@@ -17,8 +17,11 @@ from support.ingest_scene import GENES, write_h5ad
 import dpdist
 from dpdist.core.errors import DataError, RefusedError, UsageError
 from dpdist.core.ingest import write
+from dpdist.core.ingest.registered import open_rows
 from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.pipeline import table as module
+from dpdist.core.pipeline.release import release_table
+from dpdist.core.runtime.cluster import Cluster
 
 ROWS = 4000
 LOSS = ("--epsilon", "1", "--delta", "1e-6")
@@ -60,6 +63,36 @@ def test_one_command_publishes_prints_components_and_is_free_again(folder: Path,
     assert (headed.code, tree(folder / "headed.zarr") == before) == (0, True)
     assert Ledger(folder / "t.ledger").balance().charged == 1
     assert {path.name for path in folder.iterdir()} >= {"t.zarr", "t.ledger", "r.zarr"}
+
+
+def test_after_add_remove_no_forecast_and_no_refusal_tells_the_number_of_rows(folder: Path, call: Call) -> None:
+    table().to_csv("t.csv", index=False)
+    assert call("release", "t.csv", "r.zarr", *LOSS, "--neighbours", "add-remove", "--budget-epsilon", "3").code == 0
+    for source in ("t.csv", "t.zarr"):
+        forecast = call("forecast", source, *LOSS, "--clip", "9", "--scale", "private")
+        assert (forecast.code, "A forecast needs --n" in forecast.err) == (2, True), source
+        assert str(ROWS) not in forecast.told
+    reviewed = list[object]()
+    few = dpdist.ReleaseRequest("gaussian", dpdist.PrivacyLoss.parse("0.5", "0.01"), "private", scale="private")
+    for cluster in (None, Cluster(trusted_worker=True)):
+        with pytest.raises(RefusedError, match="add-remove") as refused:
+            release_table(open_rows("t.zarr"), folder / "x.zarr", few, cluster=cluster, review=reviewed.append)
+        assert str(ROWS) not in str(refused.value)
+    assert reviewed == []
+
+
+def test_a_forecast_of_a_file_is_of_what_its_release_would_be(folder: Path, call: Call) -> None:
+    frame = table().assign(person=np.arange(ROWS) // 8)
+    frame.to_csv("t.csv", index=False)
+    owned = ("--privacy-unit", "person")
+    kept = call("forecast", "t.csv", *LOSS, *owned, "--max-rows", "2", "--clip", "9", "--scale", "private")
+    assert (kept.code, "A forecast needs --n" in kept.err) == (2, True)  # as the limit decides how many rows are kept
+    large = ("t.csv", "--epsilon", "1", "--delta", "0.01", *owned, "--neighbours", "replace-one")
+    forecast, release = call("forecast", *large), call("release", large[0], "r.zarr", *large[1:])
+    assert "Delta 0.01 is not below one over the number of rows" in " ".join(forecast.told.split())
+    assert "Delta 0.01 is not below one over the number of rows" in release.err
+    assert "THE RELEASE WOULD BE REFUSED" not in call("forecast", *large, "--accept-large-delta").told
+    assert not (folder / "t.ledger").exists()
 
 
 def test_under_add_remove_the_number_of_rows_is_printed_nowhere(folder: Path, call: Call) -> None:

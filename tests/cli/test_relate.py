@@ -12,6 +12,8 @@ import pandas as pd
 import pytest
 from support.cli_scene import Call
 
+import dpdist
+
 SCHEMA = """\
 scale = "range"
 
@@ -81,6 +83,35 @@ def test_questions_about_pairs_are_answered_from_one_release(frame: pd.DataFrame
     assert "adjusted for 6 tests (Holm)" in call("relate", "r.zarr").out
     for text in (said.out, one.out, means.out, percent.out):
         assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.usefixtures("apart")
+def test_means_of_dates_are_dates_and_a_head_tells_what_was_done_to_the_numbers(call: Call) -> None:
+    random = np.random.default_rng(5)
+    joined = pd.Timestamp("2010-01-01") + pd.to_timedelta(random.integers(0, 3000, 20_000), "D")
+    rows = pd.DataFrame(
+        {"joined": joined.strftime("%Y-%m-%d"), "paid": random.random(20_000) < 0.5, "debt": random.random(20_000)}
+    )  # fmt: skip
+    rows.to_csv("rows.csv", index=False)
+    dated = dpdist.Column("joined", "date", range=("2000-01-01", "2030-01-01"), unit="weeks", origin="2005-01-01")
+    schema = dpdist.Schema([dated, dpdist.Column("paid", "boolean"), dpdist.Column("debt", "number")])
+    loss = dpdist.PrivacyLoss.parse(9, "1e-6")
+    dpdist.ingest_rows("rows.csv", "rows.zarr", schema=schema, budget=loss)
+    release = ("--epsilon", "9", "--delta", "1e-6", "--clip", "9", "--scale", "private")
+    assert call("release", "rows.zarr", "r.zarr", *release).code == 0
+    told = call("relate", "r.zarr", "joined", "paid").out
+    assert "mean joined (clipped, within its range)" in told
+    days = [pd.Timestamp(day) for day in re.findall(r"20\d\d-\d\d-\d\d", told)]
+    assert len(days) == 6
+    means = [joined[rows["paid"] == paid].mean() for paid in (True, False)]
+    for value, low, high in (days[:3], days[3:]):
+        assert low <= value <= high
+        assert min(abs(value - mean) for mean in means) < pd.Timedelta(60, "D")
+    assert re.search(r"less that of no: -?[\d.]+ weeks \(", told)
+    assert re.search(r"joined changes by \S+ weeks \(", call("relate", "r.zarr", "joined", "debt").out)
+    assert re.search(
+        r"debt changes by \S+ \(\S+ \.\. \S+\) for one week of joined", call("relate", "r.zarr", "debt", "joined").out
+    )
 
 
 def test_means_come_with_their_difference_and_numbers_with_a_slope(frame: pd.DataFrame, call: Call) -> None:

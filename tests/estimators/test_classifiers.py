@@ -24,7 +24,7 @@ import dpdist
 from dpdist import Column, PrivateLDA, PrivateLogisticRegression, Schema
 from dpdist.answers.logistic import logistic
 from dpdist.answers.variables import variables
-from dpdist.core.errors import BelowNoiseError, PrivacyLeakWarning, UsageError
+from dpdist.core.errors import BelowNoiseError, DataError, PrivacyLeakWarning, UsageError
 from dpdist.estimators.checked import RowsError
 
 Matrix = npt.NDArray[np.float64]
@@ -95,12 +95,85 @@ def test_intervals_are_those_of_the_effects_in_units_of_x() -> None:
     by_schema = PrivateLogisticRegression(**ASK, schema=SCHEMA).fit(frame, "churned")
     effects = {each.name: each for each in logistic(variables(by_schema.release_), "churned")[0].effects}
     place = list(by_schema.feature_names_in_).index
-    east, premium = by_schema.coef_[0, place("region=east")], by_schema.coef_[0, place("premium")]
-    assert east == pytest.approx(effects["region=east"].value / 2)  # a category of weight 2 is 0 or 2
-    assert premium == pytest.approx(effects["premium=yes"].value)
+    for feature, effect in (("region=east", "region=east"), ("premium", "premium=yes"), ("age", "age")):
+        assert by_schema.coef_[0, place(feature)] == pytest.approx(effects[effect].value)  # whatever weights
+        assert np.allclose(by_schema.coef_intervals_[0, place(feature)], effects[effect].interval)
     assert by_schema.coef_[0, place("region=north")] == 0
-    ends = by_schema.coef_intervals_[0, place("region=east")]
-    assert np.allclose(ends, np.array(effects["region=east"].interval) / 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scale", ["none", "range"])
+def test_a_dataframe_is_of_the_source_even_if_its_names_are_those_of_the_rows(kind: Any, scale: str) -> None:
+    X, y = numbers()  # noqa: N806
+    frame = pd.DataFrame(X, columns=["a", "b", "c"]).assign(y=y)
+    schema = Schema(
+        [Column("a", "number", range=(30, 70)), Column("b", "number", range=(-5, 5)),
+         Column("c", "number", range=(-40, 30)), Column("y", "boolean")], scale,
+    )  # fmt: skip
+    fitted = kind(epsilon=1000, delta=1e-6, schema=schema).fit(frame, "y")
+    exact: Any = LogisticRegression(C=1e9) if kind is PrivateLogisticRegression else LinearDiscriminantAnalysis()
+    exact.fit(X, y)
+    assert np.abs((fitted.coef_ - exact.coef_) * [3, 1, 5]).max() < 0.05  # in units of the source
+    assert np.abs(fitted.predict_proba(frame.drop(columns="y")) - exact.predict_proba(X)).max() < 0.03
+    encoded = schema.transform(frame)[["a", "b", "c"]].to_numpy()
+    with pytest.warns(UserWarning, match="valid feature names"):  # of scikit-learn, for every array
+        assert np.allclose(fitted.predict_proba(encoded), fitted.predict_proba(frame))
+    alone = kind.from_release(fitted.release_, "y", "a")
+    assert alone.predict(frame[["a"]]).shape == (N,)
+
+
+def test_labels_are_read_as_the_schema_reads_them() -> None:
+    frame = people()
+    schema = Schema([Column("age", "number", range=(18, 90)), Column("class", "category", categories=["1", "2"]),
+                     Column("paid", "boolean")])  # fmt: skip
+    near = frame["age"] + np.random.default_rng(6).normal(0, 15, N)
+    frame["class"], frame["paid"] = np.where(near > 50, 2, 1), np.where(near > 40, "yes", "no")
+    fitted = PrivateLDA(epsilon=1000, delta=1e-6, schema=schema).fit(frame[["age", "class", "paid"]], "class")
+    paid = PrivateLDA.from_release(fitted.release_, "paid")
+    for model, labels in ((fitted, frame["class"]), (fitted, frame["class"].astype(str)), (paid, frame["paid"])):
+        with pytest.warns(PrivacyLeakWarning):
+            assert model.score(frame, labels) > 0.75
+    with pytest.raises(DataError, match="not among the categories"):
+        fitted.score(frame, frame["class"] + 7)
+    X, y = numbers()  # noqa: N806
+    for labels in (pd.Series(y).astype("boolean").mask(X[:, 0] > 60), np.where(y, "yes", "no")):
+        with pytest.raises(RowsError, match=r"another class than 0, 1|requires|lacks one"):
+            PrivateLDA(**MUCH).fit(X, labels)
+        with pytest.raises(DataError, match=r"another class than 0, 1"):
+            PrivateLDA(**MUCH).fit(
+                dd.from_pandas(pd.DataFrame(X), npartitions=2),
+                dd.from_pandas(pd.Series(labels).astype(object), npartitions=2),
+            )
+    plain = PrivateLDA(**MUCH).fit(X, y)
+    with pytest.raises(RowsError, match="another class"):
+        plain.score(X, np.where(y, "1", "0"))
+
+
+def test_persons_are_named_by_a_column_that_the_schema_leaves_out() -> None:
+    frame = people().assign(person=np.arange(N) // 4)
+    schema = Schema(SCHEMA.sources, others="ignored")
+    by_name, by_values = (
+        PrivateLDA(epsilon=100, delta=1e-6, schema=schema).fit(frame, "churned", groups=groups)
+        for groups in ("person", frame["person"])
+    )
+    assert by_name.release_.unit is not None
+    assert by_values.release_.unit is not None
+    with pytest.raises(UsageError, match="X has no 'nobody' there"):
+        PrivateLDA(**ASK, schema=schema).fit(frame, "churned", groups="nobody")
+
+
+def test_a_class_below_the_noise_keeps_its_place_and_its_share() -> None:
+    random = np.random.default_rng(4)
+    x, rare = random.normal(size=N), random.random(N) < 0.004
+    y = np.where(rare, "rare", np.where(x + random.normal(size=N) > 0, "high", "low"))
+    fitted = PrivateLogisticRegression(["rare", "low", "high"], **ASK).fit(np.column_stack([x, x**2 % 1]), y)
+    odds = fitted.predict_proba(np.column_stack([x, x**2 % 1]))
+    assert fitted.coef_.shape == (3, 2)
+    assert odds.shape == (N, 3)
+    assert (fitted.coef_[0] == 0).all()
+    assert np.isinf(fitted.coef_intervals_[0]).all()
+    assert odds[:, 0].mean() < 0.05
+    assert (fitted.predict(np.array([[2.0, 0.5], [-2.0, 0.5]])) == ["high", "low"]).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -141,7 +214,7 @@ def test_a_release_with_a_schema_answers_for_each_category_and_for_rows_of_the_s
 def test_classes_are_named_and_several_are_coded() -> None:
     X, y = numbers()  # noqa: N806
     words = np.where(y, "yes", "no")
-    with pytest.raises(RowsError, match=r"y has another class than 0, 1\. Classes are public"):
+    with pytest.raises(RowsError, match="y has another class than 0, 1, or lacks one"):
         PrivateLogisticRegression(**MUCH).fit(X, words)
     named = PrivateLogisticRegression(["no", "yes"], **MUCH).fit(X, words)
     plain = PrivateLogisticRegression(**MUCH, budget_epsilon=5000, budget_delta=1e-4).fit(X, y)
@@ -163,7 +236,7 @@ def test_classes_are_named_and_several_are_coded() -> None:
 
 def test_classes_that_a_column_determines_have_no_odds() -> None:
     X, _ = numbers()  # noqa: N806
-    with pytest.raises(UsageError, match="determine y without error"):
+    with pytest.raises(UsageError, match="determine y without error, as far as"):
         PrivateLogisticRegression(**MUCH).fit(np.column_stack([X, X[:, 0] > 50]), X[:, 0] > 50)
 
 
@@ -200,6 +273,11 @@ def test_what_cannot_be_is_refused_before_it_is_charged_or_kept(kind: Any, regis
             kind(**ASK).fit(*arguments)
     with pytest.raises(UsageError, match=r"no boolean or category of the schema\. These are: region, premium"):
         kind(**ASK, schema=SCHEMA).fit(people(), "age")
+    missing = Schema([Column("age", "number"), Column("paid", "boolean", missing="indicator"),
+                      Column("land", "category", categories=["here"])])  # fmt: skip
+    for target, match in (("paid", "has three classes"), ("land", "has one category")):
+        with pytest.raises(UsageError, match=match):
+            kind(**ASK, schema=missing).fit(people(), target)
     with pytest.raises(UsageError, match="Leave classes out"):
         kind([0, 1], **ASK, schema=SCHEMA).fit(people(), "churned")
     for centre, scale in (("none", "private"), ([50.0, 0.0, -7.0, 0.5], "none"), ("private", [1.0, 1.0, 1.0, 1.0])):

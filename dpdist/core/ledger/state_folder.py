@@ -275,12 +275,22 @@ class Registration(Struct, frozen=True):
 
 def identity_of(content: str, place: str) -> str:
     """Return the identity of registered rows, by a digest of their content; a new one is recorded first."""
-    path = state_home() / "registered" / f"{content}.json"
-    lost = "If it is lost, remove it: its rows are then registered as new ones, with their own budget."
-    file = StateFile(path, "record of registered rows", _REGISTERED, Registration, lost)
+    file = _registration_of(content)
     with file.locked():
         registration = file.read()
         if registration is None:
             registration = Registration(random_token(), place)
             file.write(registration)
         return registration.dataset_id
+
+
+def ledger_of(content: str) -> str | None:
+    """Return the ledger recorded for registered rows, by a digest of their content; nothing is recorded."""
+    registration = _registration_of(content).read()
+    return None if registration is None else seen(registration.dataset_id).place
+
+
+def _registration_of(content: str) -> StateFile[Registration]:
+    path = state_home() / "registered" / f"{content}.json"
+    lost = "If it is lost, remove it: its rows are then registered as new ones, with their own budget."
+    return StateFile(path, "record of registered rows", _REGISTERED, Registration, lost)

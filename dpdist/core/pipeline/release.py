@@ -187,7 +187,6 @@ def release_table(
     cluster, store, on_message = chosen(cluster), store_at(target), say or (lambda _: None)
     account = Path() if request.for_reproduction else ledger_place(table, ledger)  # reproduction charges none
     transaction = trusted.MomentTransaction.of(request, table, absolute(account), store.absolute())
-    guarantee = transaction.guarantee
     require_summable(table, transaction.bound)
     if request.by_products and cluster.trusted_worker:
         raise UsageError(
@@ -196,24 +195,21 @@ def release_table(
     if request.for_reproduction:
         _require_centre(transaction)
         return _reproduced(transaction, cluster, ledger)
-    _require_relation(transaction, cluster)
-    if guarantee is not None:
-        checks.warn(guarantee.loss, request.neighbours, table.rows)
-    committed = {State.COMMITTED, State.PUBLISHED, State.ADOPTED}
-    if not cluster.trusted_worker and transaction.state() in committed:
-        transaction.reserve()  # refuses an id that belongs to other parameters
-        trusted.publish(transaction)
-        return Outcome(open_release(store), store.address(), fresh=False)
-    pending = not cluster.trusted_worker and transaction.state() not in {None, State.ABORTED}
-    if not pending:  # what was charged is completed
-        if transaction.draws > 1:
-            require_choice(transaction)
-            _report_free_norm(transaction, on_message)
-            _report_units(transaction, on_message)
-        _require_centre(transaction)
-        _require_counted(transaction)
+    committed, pending = {State.COMMITTED, State.PUBLISHED, State.ADOPTED}, False
+    if not cluster.trusted_worker:  # which alone can read the ledger
+        _require_relation(transaction)
+        if transaction.state() in committed:
+            _warn(transaction)
+            transaction.reserve()  # refuses an id that belongs to other parameters
+            trusted.publish(transaction)
+            return Outcome(open_release(store), store.address(), fresh=False)
+        pending = transaction.state() not in {None, State.ABORTED}
+        _require_possible(transaction, on_message, pending=pending)
     with cluster.connected() as executor:
         executor.require_visible(table.probe, ROOT)
+        if cluster.trusted_worker:
+            executor.trusted(_require_relation, transaction)
+            _require_possible(transaction, on_message, pending=False)
         layout = _layout(executor, transaction, cluster)  # checks the memory before anything is charged
         if not pending:
             review(transaction.plan)
@@ -227,10 +223,30 @@ def release_table(
     return Outcome(open_release(store), store.address(), fresh)
 
 
-def _require_relation(transaction: trusted.MomentTransaction, cluster: Cluster) -> None:
+def _require_relation(transaction: trusted.MomentTransaction) -> None:
     """Refuse another relation than that of the ledger first: messages of replace-one say n, which may be private."""
-    if not cluster.trusted_worker and Ledger.stands_at(transaction.ledger):
+    if Ledger.stands_at(transaction.ledger):
         transaction.account().require_relation(transaction.plan.request.neighbours)
+
+
+def _warn(transaction: trusted.MomentTransaction) -> None:
+    if transaction.guarantee is not None:
+        checks.warn(transaction.guarantee.loss, transaction.plan.request.neighbours, transaction.table.rows)
+
+
+def _require_possible(
+    transaction: trusted.MomentTransaction, on_message: Callable[[str], None], *, pending: bool
+) -> None:
+    """Warn, and refuse what these rows cannot have released; what was charged is completed."""
+    _warn(transaction)
+    if pending:
+        return
+    if transaction.draws > 1:
+        require_choice(transaction)
+        _report_free_norm(transaction, on_message)
+        _report_units(transaction, on_message)
+    _require_centre(transaction)
+    _require_counted(transaction)
 
 
 def require_releasable(

@@ -134,7 +134,7 @@ class FileShape(NamedTuple):
     """What a forecast uses of a file: the rows that its release would have."""
 
     columns: int
-    rows: int
+    rows: int  # 0 if it is private, or decided by the limit of rows of a unit
     schema: Schema | None
     unit: Unit | None
 
@@ -153,7 +153,18 @@ def shape_of_file(
 
         kept, sizes = None if schema is None else schema.features, [size_of(entry) for entry in sources.entries]
         found = survey_source(file, sources, kept, here, sizes=sizes, unit=unit)
-    return FileShape(len(found.names), found.rows, schema, unit if schema is None else schema.unit)
+    unit = unit if schema is None else schema.unit
+    stated = _counts(file, request) and (unit is None or unit.max_rows is None)
+    return FileShape(len(found.names), found.rows if stated else 0, schema, unit)
+
+
+def _counts(file: Path, request: ReleaseRequest) -> bool:
+    """Whether the number of rows of a file is public: neither here nor before was a release under add-remove."""
+    place = state_folder.ledger_of(_content_of(file))
+    ledger = None if place is None else _moved(rows_next_to(file), parse_address(place))
+    records = [] if ledger is None else Ledger(ledger).records
+    relations = {request.neighbours, *(record.guarantee.neighbours for record in records)}
+    return relations == {Neighbours.REPLACE_ONE}
 
 
 def _require_centre(file: Path, request: ReleaseRequest, decided: Schema | None) -> None:

@@ -470,7 +470,7 @@ def open_release(path: AnyStore) -> Release:
     info = require_format(
         store,
         FORMAT,
-        f"There is no release at {store}. Make one with: {step('release', 'ROWS', store, epsilon='E', clip='C')}",
+        f"There is no release at {store}. Make one with: {step('release', 'ROWS', store, epsilon='E', delta='D')}",
     )
     require_unbiased(info.get("bound"), store)
     try:

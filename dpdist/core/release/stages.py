@@ -204,11 +204,17 @@ def require_seen(
     if enough is not None:
         cure = f"Use {parameter('epsilon', f'{enough / MICRO:g}')} or more, or scale"
     needed = f"{least} privacy units" if together else f"{least} rows"
+    ranges = f", or use its public ranges ({parameter('clip', 'schema')})" if _in_ranges(counting) else ""
     raise RefusedError(
         f"The scale would be chosen with {loss}, a part of the loss, which requires at least {needed}; the table "
         f"has {'at most ' if private else ''}{rows}{' rows' * together}. Nothing was spent. {cure} the "
-        "columns by public knowledge."
+        f"columns by public knowledge{ranges}."
     )
+
+
+def _in_ranges(counting: ColumnCounting) -> bool:
+    """Whether all counted columns have public ranges."""
+    return all(grid != columns.Grid() for grid in counting.grids)
 
 
 def least_rows(request: ReleaseRequest, counting: ColumnCounting, size: Dimensions) -> tuple[PrivacyLoss, int]:

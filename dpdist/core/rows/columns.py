@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ DIRECTIVES = "YymdejbBhHMSTRIpFDaAznt%"
 """Supported directives of a date format. Others do not determine it (%Z, %U), or depend on the local zone (%s)."""
 STORED = frozenset({"number", "integer", "boolean", "category", "date"})
 """Kinds of columns that are stored as numbers."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MOST_NAMED = 10**100
 """Larger whole numbers cannot name a category: Python refuses to write thousands of digits."""
 
@@ -85,9 +86,9 @@ class Column:
         2|x|, with the sign of x. The columns of the rows are named after it. None: the number itself.
     bins : sequence of float, or of dates, default None
         Edges, from public knowledge, of a number, an integer or a date: beside it the rows then have a category
-        ``NAME_bins``, with a table and means of its own. A bin begins with an edge and ends before the next; the first
-        and the last one are open. Missing values are a category, unless they are refused or drop the row. None: no
-        bins.
+        ``NAME_bins``, with a table and means of its own. A bin begins with an edge and ends before the next; the last
+        one is open, and so is a bin below the first edge, unless that is the low end of the range. Missing values are a
+        category, unless they are refused or drop the row. None: no bins.
 
     See Also
     --------
@@ -121,6 +122,7 @@ class Column:
             ("range", _plain), ("categories", _named), ("missing_values", _coded), ("bins", _plain),
         ):  # fmt: skip
             value = getattr(self, key)
+            value = value.tolist() if hasattr(value, "tolist") else value  # a NumPy array
             if isinstance(value, Sequence) and not isinstance(value, str):
                 object.__setattr__(self, key, tuple(map(stored, value)))
         for key in ("origin", "weight"):
@@ -224,11 +226,16 @@ class Column:
         count = len(self.categories or ()) if self.one_hot else 1
         return count + (self.other == "column") + self.indicated if self.stored else 0
 
+    @property
+    def tick(self) -> float:
+        """Microseconds per unit of a date."""
+        return 1e6 * SECONDS[self.unit or "days"]
+
     def number_of(self, value: Any) -> float:
         """Return a public value, such as an end of the range, as an unscaled number."""
         if self.kind == "date":
-            seconds = (instant(value) - instant(self.origin or "1970-01-01")).total_seconds()
-            return seconds / SECONDS[self.unit or "days"]
+            # as for cells, so that a date on an edge is in its bin
+            return float(microseconds(value)) / self.tick - float(microseconds(self.origin or "1970-01-01")) / self.tick
         if self.kind == "category":
             return float(self.categories.index(value))
         return float(value)
@@ -273,7 +280,14 @@ class Binned(Column):
     @property
     def edges(self) -> list[float]:
         """Where its bins begin, but for the first, as unscaled numbers."""
-        return [self.source.number_of(edge) for edge in self.source.bins]
+        return [self.source.number_of(edge) for edge in _inner(self.source)]
+
+
+def _inner(number: Column) -> tuple[Any, ...]:
+    """Return the edges between bins: not the first one, if it is the low end of the range, as no value is below."""
+    first = number.number_of(number.bins[0])
+    at_end = number.range is not None and first == number.number_of(number.range[0])
+    return tuple(number.bins[at_end:])
 
 
 def _names_of_bins(number: Column) -> tuple[str, ...]:
@@ -283,7 +297,8 @@ def _names_of_bins(number: Column) -> tuple[str, ...]:
     before = "before" if dated else "below"
     ends = [exactly(edge - 1) for edge in number.bins] if whole else [f"{before} {edge}" for edge in edges]
     inner = [low if low == high else f"{low} to {high}" for low, high in zip(edges[:-1], ends[1:], strict=True)]
-    return f"{before} {edges[0]}", *inner, f"{edges[-1]} or {'later' if dated else 'more'}"
+    first = [f"{before} {edges[0]}"] if len(_inner(number)) == len(edges) else []
+    return *first, *inner, f"{edges[-1]} or {'later' if dated else 'more'}"
 
 
 def shown(value: object) -> str:
@@ -314,6 +329,11 @@ def _coded(value: Any) -> Any:
     """Return a missing-value text or code as text."""
     name = _named(value)
     return repr(name) if isinstance(name, float) else name
+
+
+def microseconds(text: str) -> int:
+    """Return the microseconds from 1970 to a stored date."""
+    return (instant(text) - _EPOCH) // timedelta(microseconds=1)
 
 
 def instant(text: str) -> datetime:

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from dpdist.core.errors import DataError, UsageError, quiet
 from dpdist.core.frames import as_frame, is_a, type_name
 from dpdist.core.naming import step
-from dpdist.core.rows.columns import LARGEST_WHOLE, SECONDS, Binned, Column
+from dpdist.core.rows.columns import LARGEST_WHOLE, Binned, Column
 from dpdist.core.rows.schema_mistakes import NOT_NUMBERS, all_of
 from dpdist.core.rows.units import spelled
 from dpdist.core.text import counted, visible
@@ -43,7 +43,6 @@ MISSING_WORDS = (
 """Text cells that mean a missing value, unless a category has that name."""
 _TRUE = ("true", "True", "TRUE", "yes", "Yes", "YES", "1", "1.0")
 _FALSE = ("false", "False", "FALSE", "no", "No", "NO", "0", "0.0")
-_US = 1_000_000
 _PLAIN = {
     "%F": "%Y-%m-%d", "%D": "%m/%d/%y", "%T": "%H:%M:%S", "%R": "%H:%M", "%e": "%d", "%h": "%b", "%n": " ", "%t": " ",
 }  # fmt: skip
@@ -125,7 +124,7 @@ def require_types(schema: Schema, kinds: Mapping[str, Any]) -> None:
     """Refuse a source whose stored types do not match the kinds of a schema."""
     wrong = [
         f"{schema.where(index)}: its stored type {kinds[column.name]} does not match the kind {column.kind!r}"
-        for index, column in enumerate(schema.columns)
+        for index, column in enumerate(schema.sources)
         if column.name in kinds and not takes(column, kinds[column.name])
     ]
     if wrong:
@@ -138,26 +137,30 @@ def is_number(stored: Any) -> bool:
     return bool(_is_numeric(stored) or pa.types.is_boolean(stored) or pa.types.is_null(stored))
 
 
-def encoded(schema: Schema, columns: Mapping[str, Any], rows: int) -> Iterator[Rows]:
-    """Yield rows of numbers in batches of about 8 MiB, C-ordered float64 of shape (r, d)."""
-    step = max(1, _PIECE // (8 * len(schema.features)))
+def encoded(
+    schema: Schema, columns: Mapping[str, Any], rows: int, only: Sequence[Column] | None = None
+) -> Iterator[Rows]:
+    """Yield rows of numbers in batches of about 8 MiB, C-ordered float64 of shape (r, d).
+
+    ``only``: the columns to encode, d those of the rows that they have. None: all of the schema.
+    """
+    kept = [column for column in (schema.columns if only is None else only) if column.stored]
+    step = max(1, _PIECE // (8 * sum(column.width for column in kept)))
     for start in range(0, rows, step):
         batch = {name: column.slice(start, step) for name, column in columns.items()}
         try:
-            encoded_batch = _encoded_batch(schema, batch, min(step, rows - start))
+            encoded_batch = _encoded_batch(schema, kept, batch, min(step, rows - start))
         except UnfitError as error:
             raise error.after(start) from None
         yield encoded_batch
 
 
-def _encoded_batch(schema: Schema, columns: Mapping[str, Any], rows: int) -> Rows:
-    out = np.zeros((rows, len(schema.features)))
+def _encoded_batch(schema: Schema, kept: Sequence[Column], columns: Mapping[str, Any], rows: int) -> Rows:
+    out = np.zeros((rows, sum(column.width for column in kept)))
     dropped = np.zeros(rows, dtype=np.bool_)
     wrong: list[Fault] = []
     start = 0
-    for column in schema.columns:
-        if not column.stored:
-            continue
+    for column in kept:
         try:
             lacking = _fill(schema, column, columns[column.source.name], out[:, start : start + column.width])
         except UnfitError as error:
@@ -409,7 +412,7 @@ def _dates(column: Column, times: Any) -> tuple[Rows, _Mask]:
     lacking = _flags(pc.is_null(instants))
     values = pc.fill_null(instants, 0).to_numpy(zero_copy_only=False).astype(np.float64)
     first = column.number_of("1970-01-01")  # before any scale
-    return values / (_US * SECONDS[column.unit or "days"]) + first, lacking
+    return values / column.tick + first, lacking
 
 
 def _iso(text: Any) -> Any:
@@ -499,8 +502,8 @@ def _type_of(kind: Any) -> Any:
     return pa.string()
 
 
-def transformed(schema: Schema, frame: Any) -> Any:
-    """Implement :meth:`dpdist.Schema.transform`."""
+def transformed(schema: Schema, frame: Any, only: Sequence[Column] | None = None) -> Any:
+    """Implement :meth:`dpdist.Schema.transform`, for some columns of the schema or all."""
     frame = as_frame(frame)
     if not is_a(frame, "pandas", "DataFrame"):
         raise UsageError(
@@ -512,12 +515,15 @@ def transformed(schema: Schema, frame: Any) -> Any:
             "The schema has a privacy unit, which is not in the transformed rows: a fit to them would protect each row "
             f"separately. Write the DataFrame with {step('ingest')} and the schema, and fit the ingested rows."
         )
-    schema.places(list(map(str, frame.columns)))
+    if only is None:
+        schema.places(list(map(str, frame.columns)))
+        only = schema.columns
     require_types(schema, types_of(frame))
-    names = [column.name for column in schema.sources if column.stored]
+    names = [*dict.fromkeys(column.source.name for column in only if column.stored)]
+    features = [name for column in only for name in column.features]
     try:
-        blocks = list(encoded(schema, columns_of(frame, names), len(frame)))
+        blocks = list(encoded(schema, columns_of(frame, names), len(frame), only))
     except UnfitError as error:
         raise error.refusal("The DataFrame", lambda row: f"row {row} (counting from 0)", "Correct it there.") from None
-    rows = np.concatenate(blocks) if blocks else np.empty((0, len(schema.features)))
-    return type(frame)(rows, index=frame.index, columns=list(schema.features))
+    rows = np.concatenate(blocks) if blocks else np.empty((0, len(features)))
+    return type(frame)(rows, index=frame.index, columns=features)

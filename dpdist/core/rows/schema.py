@@ -430,7 +430,7 @@ class Schema(_SchemaFields):
         wrong += [
             f"{self.where(number)}: the source has no such column"
             for number, column in enumerate(self.sources)
-            if column.name not in positions
+            if column.name not in positions and column.kind != "ignored"
         ]
         if self.others == "refuse":
             described = {column.name for column in self.sources}

@@ -39,8 +39,8 @@ _DIRECTIVE = re.compile(r"%([EO_0^#-]*\d*.?)", re.DOTALL)
 _MADE_OF = {"F": "Ymd", "D": "mdy", "T": "HMS", "R": "HM", "n": "", "t": "", "%": ""}
 _SAME = {"y": "Y", "e": "d", "b": "m", "B": "m", "h": "m", "A": "a"}
 NOT_NUMBERS = (
-    'kind = "category" and categories = ["...", "..."], or kind = "date" and range = [2000-01-01, 2030-12-31], or '
-    'kind = "ignored"'
+    'kind = "boolean", or kind = "category" and categories = ["...", "..."], or kind = "date" and range = [2000-01-01, '
+    '2030-12-31], or kind = "ignored"'
 )
 """Example lines for a column that is not numeric but was drafted as a number; they contain no data."""
 WHOSE = '"privacy unit" if a person may have several rows and this says whose they are, else "ignored"'
@@ -151,7 +151,7 @@ def _of_features(columns: Sequence[Column]) -> Iterator[Mistake]:
     width = sum(column.width for column in columns)
     if width > MOST_FEATURES:
         yield Mistake(None, None, f"it describes {width} columns of rows, and the limit is {MOST_FEATURES}")
-    elif width < 2:
+    elif width < 2 and not any(column.bins for column in columns):  # whose category is derived next
         yield Mistake(None, None, f"it describes {counted(width, 'column')} of rows, and a table needs at least two")
     elif twice := repeated(name for column in columns for name in column.features):
         yield Mistake(None, None, f"several columns of the rows would have the name {listed(twice)}")
@@ -290,8 +290,10 @@ def _wrong_bins(column: Column) -> Iterator[tuple[str, str]]:
         yield "bins", "the bins of whole numbers must begin with whole numbers"
     if column.range is not None:
         low, high = map(column.number_of, column.range)
-        if not low < numbers[0] <= numbers[-1] <= high:
-            yield "bins", "bins must begin within the range, after its low end: the first and the last one are open"
+        if not low <= numbers[0] <= numbers[-1] <= high:
+            yield "bins", f"bins must begin within the range, {shown(column.range[0])} to {shown(column.range[1])}"
+    if len(numbers) < 2 and column.range is not None and numbers[0] == column.number_of(column.range[0]):
+        yield "bins", "bins has only the low end of the range, and needs an edge between two bins"
 
 
 def _wrong_categories(column: Column) -> Iterator[tuple[str | None, str]]:

@@ -66,6 +66,15 @@ def test_each_value_is_in_the_bin_that_begins_at_or_below_it_and_the_ends_are_op
     )  # fmt: skip
 
 
+def test_an_edge_at_the_low_end_of_the_range_makes_no_empty_bin() -> None:
+    column = schema(range=(18, 95), bins=[18, 30, 50, 65], missing=None).columns[-1]
+    assert column.features == [f"age_bins={name}" for name in ("18 to 29", "30 to 49", "50 to 64", "65 or more")]
+    rows = schema(range=(18, 95), bins=[18, 30, 50, 65], missing=None).transform(
+        pd.DataFrame({"age": [17, 18, 29, 30, 99], "sex": "f", "income": 1})
+    )
+    assert rows.iloc[:, -4:].to_numpy().argmax(axis=1).tolist() == [0, 0, 0, 1, 3]  # 17 is clipped to 18
+
+
 def test_files_and_tables_in_memory_give_the_same_rows(tmp_path: Path) -> None:
     table, exact = frame(), schema().transform(frame()).to_numpy()
     table.to_csv(tmp_path / "table.csv", index=False)
@@ -115,7 +124,8 @@ def test_the_noise_that_bins_add_is_said_before_they_are_paid_for() -> None:
     ("bins", "match"),
     [
         ([], "bins is blank"), ([30, 18], "in increasing order"), (["a"], "must be a list of numbers"),
-        ([18, 18], "each edge once"), ([0, 18], "after its low end"), ([18, 121], "within the range"),
+        ([18, 18], "each edge once"), ([0], "an edge between two bins"), ([-1, 18], "within the range"),
+        ([18, 121], "within the range"),
         ([18.5], "must begin with whole numbers"), (18, "must be a list"), ([float("inf")], "must be a list"),
     ],
 )  # fmt: skip
@@ -146,3 +156,17 @@ def test_a_number_and_its_bins_explain_nothing_about_each_other() -> None:
     assert {release.names[place].partition("=")[0] for place in beside(release, [age])} == {"sex", "income"}
     named = {each.name.partition("=")[0] for fit in logistic(variables(release), "age_bins") for each in fit.effects}
     assert named == {"sex", "income"}
+
+
+@pytest.mark.parametrize("unit", ["seconds", "hours", "days", "weeks", "years"])
+def test_a_date_on_an_edge_is_in_the_bin_that_begins_with_it(unit: str) -> None:
+    edges = [f"{year}-{month:02d}-01" for year in range(1995, 2025) for month in (1, 3, 7, 11)]
+    column = Column("day", "date", range=("1990-01-01", "2030-01-01"), bins=edges, unit=unit, origin="1987-03-09")
+    rows = Schema([column]).transform(pd.DataFrame({"day": edges}))  # one column, and its bins
+    found = [name.partition("=")[2] for name in rows.drop(columns="day").idxmax(axis=1)]
+    assert [name.split()[0] for name in found] == edges
+
+
+def test_edges_and_ranges_may_be_arrays() -> None:
+    listed = Column("age", "integer", range=[0, 99], bins=[18, 65])
+    assert Column("age", "integer", range=np.array([0, 99]), bins=np.array([18, 65])) == listed
