@@ -78,7 +78,8 @@ def test_with_little_noise_it_is_near_the_model_of_the_rows(kind: Any) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_at_epsilon_one_it_ranks_nearly_as_well(kind: Any) -> None:
     X, y = numbers()  # noqa: N806
-    found = kind(**ASK).fit(X, y)
+    X -= [50, 0, -7]  # noqa: N806
+    found = kind(**ASK, clip=4, scale=[3, 1, 5, 1]).fit(X, y)  # a private scale is far off in one of a thousand
     exact = LogisticRegression().fit(X, y)
     assert roc_auc_score(y, found.decision_function(X)) > roc_auc_score(y, exact.decision_function(X)) - 0.01
     assert found.guarantee_.loss.epsilon == 1
