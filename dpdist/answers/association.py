@@ -67,7 +67,7 @@ class Strength:
     measure: str  # Cramér's V, eta or r
     value: float
     interval: tuple[float, float]  # 95 %, with respect to the noise
-    merged: tuple[str, ...] = ()  # variables some of whose categories were merged
+    merged: tuple[tuple[str, tuple[str, ...]], ...] = ()  # variables, with those of their categories that were merged
 
 
 def independence(held: Variables, a: Categorical, b: Categorical) -> Test:
@@ -108,7 +108,7 @@ def cramers_v(held: Variables, a: Categorical, b: Categorical) -> Strength | Non
         onto @ _residual(held, a, b).ravel(), onto @ _pair_noise(held, a, b) @ onto.T, 1 / expected.ravel()
     )
     scale = held.rows * (smaller - 1)
-    merged = tuple(v.name for v, map_ in ((a, left), (b, right)) if map_.shape[1] < v.size)
+    merged = (*_merged(a, left), *_merged(b, right))
     return _rooted("Cramér's V", share / scale, fixed / scale**2, growing / scale, merged)
 
 
@@ -126,7 +126,7 @@ def eta(held: Variables, number: Numeric, by: Categorical) -> Strength | None:
     share, fixed, growing = _without_noise(onto @ residual, onto @ noise @ onto.T, 1 / (merging.T @ _counts(held, by)))
     total = held.rows * spread
     fixed = fixed / total**2 + (share / total) ** 2 * square / total**2
-    return _rooted("eta", share / total, fixed, growing / total, (by.name,) if merging.shape[1] < by.size else ())
+    return _rooted("eta", share / total, fixed, growing / total, _merged(by, merging))
 
 
 def correlation_of(held: Variables, a: Numeric, b: Numeric) -> Strength | None:
@@ -217,6 +217,15 @@ def _merging(counts: Matrix, least: float) -> Matrix:
     return merging
 
 
+def _merged(variable: Categorical, merging: Matrix) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Return a variable with those of its categories that share a group; nothing if all have their own."""
+    shared = merging @ merging.sum(axis=0) > 1
+    if not shared.any():
+        return ()
+    names = tuple(name for name, together in zip(variable.categories, shared, strict=True) if together)
+    return ((variable.name, names),)
+
+
 def _without_noise(residual: Matrix, noise: Matrix, weights: Matrix) -> tuple[float, float, float]:
     """Return an unbiased weighted sum of squares q, and a, b: the variance of its noise is about a + b q."""
     weighted = noise * weights
@@ -228,7 +237,9 @@ def _without_noise(residual: Matrix, noise: Matrix, weights: Matrix) -> tuple[fl
     return found, 2 * square, growing
 
 
-def _rooted(measure: str, square: float, fixed: float, growing: float, merged: tuple[str, ...]) -> Strength:
+def _rooted(
+    measure: str, square: float, fixed: float, growing: float, merged: tuple[tuple[str, tuple[str, ...]], ...]
+) -> Strength:
     """Return the root of a square with an interval: the squares q for which the noise explains the difference."""
     z = NORMAL**2
     middle = square + z * growing / 2

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpdist.answers.categories import Matrix
-from dpdist.answers.logistic import logistic, model_of
+from dpdist.answers.logistic import Model, model_of
 from dpdist.answers.variables import Variables
+from dpdist.core.errors import BelowNoiseError, UsageError
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Discriminant:
 def discriminant(held: Variables, target: str, on: Sequence[str] | None = None) -> Discriminant:
     """Return the linear discriminants of a variable with categories."""
     model = model_of(held, target, on)
-    logistic(held, target, on)  # refuses what is not above the noise
+    _require_seen(model)
     shares = model.shares(model.target, model.mean[model.of_target])
     shares = shares / shares.sum()
     toward = model.with_target @ model.target.basis.T / model.target.weight  # (p, k): shares times m_g - m
@@ -46,3 +47,18 @@ def discriminant(held: Variables, target: str, on: Sequence[str] | None = None) 
     constants = np.log(shares) - np.einsum("kp,pk->k", b, centred) / 2
     onto, zero = model.units
     return Discriminant(tuple(model.labels), b @ onto.T, constants + b @ (zero - model.mean[model.places]))
+
+
+def _require_seen(model: Model) -> None:
+    """Refuse a target about which nothing is seen above the noise; a category that others determine is."""
+    refused = list[BelowNoiseError]()
+    for category in [1] if model.target.size == 2 else range(model.target.size):
+        try:
+            model.fitted(category)
+        except BelowNoiseError as error:
+            refused.append(error)
+        except UsageError:
+            return
+        else:
+            return
+    raise refused[0]

@@ -47,6 +47,8 @@ from dpdist.core.naming import parameter
 _RIDGE, _CLEAR = 0.1, 2.5
 """Ridge in edges of the noise, and least variance of every direction for which there is none."""
 _STEPS, _TOLERANCE = 500, 1e-5
+_SEEN = 5.0
+"""Least rows with a category and without it, in deviations of a count: a share within the noise has no odds."""
 _FARTHEST = 30.0
 _STEP = 1e-4
 """Of differences, in the spread of what is varied."""
@@ -126,8 +128,7 @@ def model_of(held: Variables, target: str, on: Sequence[str] | None = None, ridg
     """Return what all categories of a target share; refuse a target without categories."""
     if held.named(target) not in held.categorical:
         raise UsageError(f"A logistic regression is of categories, and {target!r} is a number.", parameter="target")
-    others = [name for name in held.names if not held.of_one_column(name, target)]
-    names = others if on is None else [held.named(name) for name in on]
+    names = held.explaining(target) if on is None else [held.named(name) for name in on]
     if target in names or not names:
         raise UsageError(f"Name columns to explain {target} by other than itself ({parameter('on')}).")
     return Model(held, target, names, ridge)
@@ -189,12 +190,20 @@ class Model:
 
     def shares(self, variable: Categorical, own: Matrix) -> Matrix:
         """Return the shares of the categories of a variable, from the means of its coordinates."""
-        return np.maximum(1 / variable.size + variable.basis @ own / variable.weight, 1 / self.held.rows)
+        least = min(1 / self.held.rows, 1 / 4)
+        return np.clip(1 / variable.size + variable.basis @ own / variable.weight, least, 1 - least)
 
     def fitted(self, category: int) -> Logistic:
         """Return the model of one category."""
         direction = self.target.basis[category] / self.target.weight
         share = float(self.shares(self.target, self.mean[self.of_target])[category])
+        rows, deviation = self.held.rows, math.sqrt(self.held.precision.of_count(self.target))
+        if min(share, 1 - share) * rows < _SEEN * deviation:
+            raise BelowNoiseError(
+                f"Too few rows have {self.target.name}={self.target.categories[category]}, or all but too few, for the "
+                f"noise: a logistic regression takes {math.ceil(_SEEN * deviation)} of them. Use a larger epsilon or "
+                "more rows."
+            )
         c = self.with_target @ direction
         b, middle = self._solved(c, share)
         errors = self._errors(b, c, share, direction)

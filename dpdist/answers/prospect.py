@@ -19,7 +19,7 @@ columns, a component was shown by 1 to 6 % of releases there.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dpdist.answers.block import NORMAL
 from dpdist.answers.categories import Categorical, Precision, category_of, rows_information
@@ -51,12 +51,14 @@ class Prospect:
     bins: float  # by which factor bins of numbers make the noise larger
     tested: bool  # whether no number is clipped, so that associations with numbers are tested
     impossible: str  # a sentence if nothing can be shown
+    left_out: dict[str, str] = field(default_factory=dict)  # categories and booleans without tables, and why
 
     def to_json(self) -> dict[str, object]:
         """Return JSON values."""
         return {
             "directions": self.directions, "seen": self.seen, "cells": self.cells, "mean": self.mean,
             "bins": self.bins, "numbers_tested": self.tested, "impossible": self.impossible or None,
+            "left_out": self.left_out,
         }  # fmt: skip
 
     def describe(self) -> str:
@@ -79,8 +81,10 @@ class Prospect:
         added = f" The bins of numbers make all noise {100 * (self.bins - 1):.2g} % larger." if self.bins > 1 else ""
         if self.cells is not None and not self.tested:
             added += (
-                f" Numbers may be clipped, and then get no test: {parameter('clip', 'schema')} clips none in a range."
+                " Numbers may be clipped: means are then those of clipped rows, which may be far from the means of the "
+                f"rows if a column is skewed, and get no test. {parameter('clip', 'schema')} clips none in a range."
             )
+        added += "".join(f" No table of {name} will be held: {reason}." for name, reason in self.left_out.items())
         return f"Forecast: {text[0].lower()}{text[1:]}.{added}" if text else added.lstrip()
 
 
@@ -91,7 +95,7 @@ def prospect(plan: Plan, rows: int | None = None) -> Prospect:
         rows = size.rows
     if rows is None and request.rows_at_most != ROWS_AT_MOST:
         rows = request.rows_at_most
-    categorical, precision = _precision(plan)
+    categorical, precision, left_out = _precision(plan)
     reaches = _cells(categorical, precision)
     numbers = size.numbers if size.schema is None else len(size.schema.numbers)
     scaled = request.scale is not None
@@ -104,13 +108,14 @@ def prospect(plan: Plan, rows: int | None = None) -> Prospect:
     impossible = "" if rows is None else _impossible(plan, rows, categorical, precision)
     cells = (reaches[0], reaches[-1]) if reaches else None
     tested = not numbers or (size.schema is not None and _clips_none(plan, size.schema))
-    return Prospect(directions, seen, cells, mean, scaled, _bins(plan, categorical), tested, impossible)
+    bins = _bins(plan, categorical)
+    return Prospect(directions, seen, cells, mean, scaled, bins, tested, impossible, left_out)
 
 
-def _precision(plan: Plan) -> tuple[list[Categorical], Precision]:
-    """Return the categories that tables can be about, and the variances of their estimates."""
+def _precision(plan: Plan) -> tuple[list[Categorical], Precision, dict[str, str]]:
+    """Return the categories that tables can be about, the variances of their estimates, and what is left out."""
     schema, bound, noise = plan.dimensions.schema, plan.bound, plan.moment.noise
-    found = list[Categorical]()
+    found, left_out = list[Categorical](), dict[str, str]()
     known = noise.variance_diagonal is not None and noise.variance_off_diagonal is not None
     open_norm = plan.request.clip_norm == "private" and bool(plan.dimensions.numbers)
     if schema is not None and known and not open_norm:
@@ -118,15 +123,19 @@ def _precision(plan: Plan) -> tuple[list[Categorical], Precision]:
         for column in schema.columns:
             places = range(first, first + column.width)
             first += column.width if column.stored else 0
-            made = category_of(schema, bound, column, places) if column.stored and column.whole else ""
+            if not (column.stored and column.whole):
+                continue
+            made = category_of(schema, bound, column, places)
             if isinstance(made, Categorical):
                 found.append(made)
+            else:
+                left_out[column.name] = made
     constant, unit = bound.constant * bound.unit, bound.unit**2
     spread = max(noise.variance_diagonal or 0.0, 2 * (noise.variance_off_diagonal or 0.0)) * unit**2
     of_rows = 0.0
     if plan.request.neighbours is not Neighbours.REPLACE_ONE or plan.dimensions.together:
         of_rows = spread / rows_information(found, constant) if found or constant else 0.0
-    return found, Precision(spread, constant, of_rows)
+    return found, Precision(spread, constant, of_rows), left_out
 
 
 def _clips_none(plan: Plan, schema: Schema) -> bool:

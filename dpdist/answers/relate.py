@@ -48,7 +48,9 @@ class Relation:
             "strength": None if strength is None else strength.value,
             "low": None if strength is None else strength.interval[0],
             "high": None if strength is None else strength.interval[1],
-            "merged": [] if strength is None else list(strength.merged),
+            "merged": []
+            if strength is None
+            else [f"{name}={each}" for name, names in strength.merged for each in names],
             "p_value": None if test is None else test.p_value,
             "adjusted_p_value": self.adjusted,
             "no_test": self.no_test or None,

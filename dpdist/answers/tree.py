@@ -260,6 +260,8 @@ def _typed(column: Column, values: Matrix) -> npt.NDArray[Any]:
             texts[place] = date_of(column, float(values[place]), column.format)
         return texts
     if column.kind != "integer":
+        if column.bins is not None:  # they stay within them
+            return values
         spread = float(np.nanstd(values)) if not lacking.all() else 0.0
         return np.round(values, 3 - math.floor(math.log10(spread))) if spread > 0 else values
     if not lacking.any():

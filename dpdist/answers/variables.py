@@ -163,6 +163,12 @@ class Variables:
         }
         return sources.get(first, first) == sources.get(second, second)
 
+    def explaining(self, target: str) -> list[str]:
+        """Return the variables that a model explains a target by, unless others are named: no bins of numbers."""
+        schema = self.release.schema
+        bins = {c.name for c in (() if schema is None else schema.columns) if c.source is not c}
+        return [name for name in self.names if name not in bins and not self.of_one_column(name, target)]
+
     def named(self, name: str) -> str:
         """Return the name of a variable; refuse an unknown one, or one that is left out, with the reason."""
         if name in self.categorical or name in self.numeric:

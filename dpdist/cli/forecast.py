@@ -19,17 +19,16 @@ from dpdist.core.ledger.address import absolute
 from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.moment.histograms import ColumnCounting
 from dpdist.core.options import PRIVACY, IngestOptions, RequestOptions
-from dpdist.core.pipeline.budget import ledger_place
+from dpdist.core.pipeline.budget import has_private_count, ledger_place
 from dpdist.core.privacy.checks import require_small_delta
 from dpdist.core.privacy.guarantee import Neighbours
-from dpdist.core.release.advice import choice_refused
+from dpdist.core.release.advice import choice_refused, require_centre_of_dropped
 from dpdist.core.release.bounds import Dimensions, by_schema
 from dpdist.core.release.parse import numbers_from, request_from
-from dpdist.core.release.plan import planned
+from dpdist.core.release.plan import Plan, has_centre, planned
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.release.stages import require_seen
-from dpdist.core.rows.dataset import RowsTable
-from dpdist.core.rows.periods import PeriodicTable, is_periodic, open_periods
+from dpdist.core.rows.periods import is_periodic, open_periods
 from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.units import Owner
 from dpdist.core.storage.store import AnyStore
@@ -39,13 +38,6 @@ from dpdist.report import text
 from dpdist.report.figures import draw_forecast
 
 _OF_FILE = ("schema", "header", "privacy_unit")
-
-
-def _private_count(table: RowsTable | PeriodicTable) -> bool:
-    """Return whether the number of rows is private: a release was charged under add-remove."""
-    address = absolute(ledger_place(table, None))
-    records = Ledger(address).records if table.ledger_id is not None and Ledger.stands_at(address) else []
-    return any(record.guarantee.neighbours is Neighbours.ADD_REMOVE for record in records)
 
 
 class _Rows(NamedTuple):
@@ -77,7 +69,7 @@ def _of_table(table: AnyStore, *, counted: bool) -> _Rows:
         raise UsageError(f"No period of {table} is closed yet. Give --d and --n.")
     opened = open_rows(table if periods is None else periods.rows_of(closed[-1]))
     rows, unit = 0, opened.unit
-    if counted and not _private_count(periods or opened):
+    if counted and not has_private_count(periods or opened):
         rows = opened.rows if periods is None else periods.count(closed)
     max_rows, max_periods = (1, None) if unit is None else (unit.max_rows, unit.max_periods)
     return _Rows(opened.columns, rows, max_rows, max_periods, opened.schema)
@@ -111,9 +103,10 @@ def _described(found: _Rows | None, typed: _Rows) -> _Rows:
     return _Rows(columns, rows, typed.max_rows or found.max_rows, typed.max_periods or found.max_periods, found.schema)
 
 
-def _refused(request: ReleaseRequest, size: Dimensions, rows: int, max_rows: int) -> str | None:
-    """Return why too few rows would make the release be refused, or None."""
+def _refused(request: ReleaseRequest, size: Dimensions, plan: Plan, max_rows: int, rows: int) -> str | None:
+    """Return why the release would be refused, as for too few rows, or None."""
     try:
+        require_centre_of_dropped(size.schema, centred=has_centre(plan))
         require_small_delta(request.loss, request.neighbours, rows, accepted=request.accept_large_delta)
         if "scale" in request.chooses:
             require_seen(request, ColumnCounting.of(size.columns, size.schema), rows, max_rows, together=size.together)
@@ -194,7 +187,7 @@ def forecast_command(
     )  # fmt: skip
     if plot is not None:
         draw_forecast(result, plot)
-    refused = _refused(request, size, rows, result.person.counted_once)
+    refused = _refused(request, size, result.plan, result.person.counted_once, rows)
     # what the moment alone would need is not what the release does
     value, message = result.to_json(), text.forecast(result if refused is None else replace(result, nothing=""))
     if request.chooses:

@@ -130,7 +130,10 @@ def is_class_by(schema: Any, target: str, y: Any) -> npt.NDArray[np.bool_]:
 
     (column,) = [each for each in schema.columns if each.name == target]
     coded = transformed(schema, pd.DataFrame({column.source.name: y}), [column]).to_numpy()
-    return np.hstack([coded <= 0, coded > 0]) if len(column.features) == 1 else coded > 0
+    found = np.hstack([coded <= 0, coded > 0]) if len(column.features) == 1 else coded > 0
+    if not found.any(axis=1).all():  # dropped
+        raise RowsError("y lacks the class of some rows. Leave them out of X and y.")
+    return found
 
 
 def described_by(target: str, classes: tuple[Any, ...], names: Sequence[str]) -> Schema:
@@ -148,9 +151,8 @@ class Linear:
         self.target = target
         shifts, units = source_units(held.release)
         centre, scale = held.release.bound.input_units
-        names = [name for name in held.names if not held.of_one_column(name, target)]
         labels, places = dict[int, str](), list[int]()
-        for name in names if on is None else map(held.named, on):
+        for name in held.explaining(target) if on is None else map(held.named, on):
             variable = held.categorical.get(name)
             if variable is None:
                 places.append(held.numeric[name].place)

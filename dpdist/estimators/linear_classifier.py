@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from dpdist.answers.bias import clipped_rows
 from dpdist.answers.variables import Variables, variables
 from dpdist.core.errors import BelowNoiseError, UsageError
-from dpdist.core.frames import is_labelled
+from dpdist.core.frames import as_frame, is_labelled
 from dpdist.core.ingest.registered import open_rows
 from dpdist.core.naming import ESTIMATORS, naming
 from dpdist.core.release.artefact import Release
@@ -173,11 +173,15 @@ class LinearClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
     def score(self, X: object, y: object, sample_weight: object = None) -> float:  # noqa: N803 - scikit-learn's names
         """Return the share of rows whose class is predicted; DataError for a class that the model does not have.
 
+        y are the classes, (n,), or the name of the target in X.
+
         It is private, and comes with a warning.
         """
         check_is_fitted(self, "coef_")
+        frame: Any = X
+        labels: Any = frame[y] if isinstance(y, str) and hasattr(X, "columns") and y in frame.columns else y
         with naming(ESTIMATORS):
-            places, known = np.asarray(self.predict_proba(X)).argmax(axis=1), self._coded(labels_of(y))
+            places, known = np.asarray(self.predict_proba(X)).argmax(axis=1), self._coded(labels_of(labels))
             require_same_rows(places, known)
         fits.warn_of_score(self)
         weights = None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
@@ -263,13 +267,18 @@ class LinearClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
         features = list(getattr(self, "feature_names_in_", ()))
         if self._target is None or not features or isinstance(data, str | os.PathLike) or is_labelled(data):
             return data
+        data = as_frame(data, "X")
         if not hasattr(data, "columns"):
             return data
         schema: Any = self.release_.schema
         used = [column for column in schema.columns if set(column.features) & set(features)]
         sources = {column.source.name for column in used}
-        if not sources <= set(map(str, data.columns)):
-            return data  # encoded, or refused with the columns that are expected
+        given = set(map(str, data.columns))
+        derived = any(name not in sources for name in features)  # so encoded rows are told from those of a source
+        if derived and set(features) <= given:
+            return data
+        if absent := [name for name in sources if name not in given]:
+            raise RowsError(f"X lacks columns of the source: {', '.join(sorted(absent))}.")
         return rows_by(schema, data, used)[features].fillna(self._fills)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from dpdist.core.errors import DataError, UsageError
 from dpdist.core.frames import as_frame, is_a, is_labelled, names_beside, require_table
 from dpdist.core.ingest.readers.base import counts_rows
+from dpdist.core.ledger.register import REGISTER
 from dpdist.core.naming import ESTIMATORS, naming, parameter
 from dpdist.core.paths import text_of
 from dpdist.core.pipeline.table import rows_of_file
@@ -144,7 +145,9 @@ def private_pca(
         data = _in_memory(data, _without_unit(described), owner if groups is None else Owner(each_row=True))
         found = rows_of(estimator, data, fitting=True)
         size = counted(found.columns, "column") + _without(table, found.column_names, described)
-        if found.known_rows is not None and neighbours_of(estimator.neighbours) is Neighbours.REPLACE_ONE:
+        relation = neighbours_of(estimator.neighbours)
+        public = relation is Neighbours.REPLACE_ONE and REGISTER.all_under(relation)
+        if found.known_rows is not None and public:
             size = f"{counted(found.known_rows, 'row')} of {size}"  # else the number of rows is private
         weakened = estimator.missing == "centre" and (
             described is None or len(described.centring) > len(described.pairwise)

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from dpdist.answers.bias import clipped_rows, origin_of
 from dpdist.answers.block import incomplete
 from dpdist.answers.regression import Estimate, Regression
-from dpdist.core.naming import parameter
+from dpdist.core.naming import parameter, step
 from dpdist.core.release.artefact import Release
 from dpdist.core.text import counted, exactly, listed, wrapped
 from dpdist.report.text import aligned
@@ -178,7 +178,10 @@ def shrunk(result: Regression) -> str:
         return ""
     least, most = (f"{share:.2g}" for share in (min(result.shrinkage), max(result.shrinkage)))
     kept = least if least == most else f"{least} to {most}"
-    return f", SHRUNK by a ridge, which keeps {kept} of a slope of least squares"
+    return (
+        f", SHRUNK by a ridge, which keeps {kept} of the slope of a column that is unrelated to the others; of related "
+        "ones, as categories of one variable are, it may keep less, or more than all"
+    )
 
 
 def _ridge(result: Regression) -> str:
@@ -195,6 +198,8 @@ def _ridge(result: Regression) -> str:
         reference = f"{listed(result.reference)} {are}: coefficients of other categories are differences from it. "
     if not result.ridge:
         return f"{reference}No ridge is needed: the columns vary more than the noise in every direction."
+    if reference:
+        reference += f"Means by one category need no ridge ({step('relate', 'RELEASE', 'NUMBER', 'CATEGORY')}). "
     text = (
         f"{reference}The ridge is {result.ridge:.6g}, added to the sum of squares of each column. All "
         "intervals apply to the regression with it, which shrinks coefficients to 0, and divides them among correlated "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Sequence
-from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +19,12 @@ from dpdist.answers.ratios import Ratios
 from dpdist.answers.regression import Regression
 from dpdist.answers.relate import Relation
 from dpdist.answers.variables import Numeric, Variables
-from dpdist.core.naming import step
+from dpdist.core.naming import parameter, step
 from dpdist.core.text import counted, listed, wrapped
 from dpdist.report.text import aligned
 
 Matrix = npt.NDArray[np.float64]
-_SHOWN = 25
+_SHOWN, _CLEAREST = 25, 5
 _MEASURES = {
     "Cramér's V": "Strength (Cramér's V, 0 to 1)", "eta": "Strength (eta, 0 to 1)", "r": "Correlation",
 }  # fmt: skip
@@ -75,13 +74,17 @@ def table_text(found: Crosstab, percent: str | None) -> str:
 
 def means_text(found: GroupMeans, *, clipped: bool) -> str:
     """Return the means of a number by category."""
-    rows = [(found.variable.name, "rows", f"mean {named_number(found.number, clipped=clipped)}", "between")]
+    rows = [(found.variable.name, _rows_of(found.number), f"mean {found.number.name}", "between")]
     order = np.argsort(-found.counts, kind="stable")[:_SHOWN]
     for i in order:
         low, high = found.means.intervals[i]
         mean, *between = means_between(found.number, found.means.estimates[i], low, high)
         rows.append((found.variable.categories[i], _number(found.counts[i]), mean, " .. ".join(between)))
     parts = [*aligned(rows), *_more(found.variable.size - len(order), "category")]
+    done = done_to(found.number, clipped=clipped)
+    parts += [wrapped(f"Means are of {found.number.name} {done}.")] if done else []
+    if found.variable.size > 2:
+        parts += _differences(found)
     if found.variable.size == 2 and math.isfinite(found.differences[1, 0]):
         value, reach = found.differences[1, 0], NORMAL * found.deviations[1, 0]
         shown, *ends = alike(value, value - reach, value + reach)
@@ -91,11 +94,30 @@ def means_text(found: GroupMeans, *, clipped: bool) -> str:
     return "\n".join([*parts, wrapped("Not held: medians, quantiles and spreads within groups.")])
 
 
-def named_number(number: Numeric, *, clipped: bool) -> str:
-    """Return the name of a number, and what was done to its values, as the head of a column of means."""
+def _rows_of(number: Numeric) -> str:
+    return "rows" if number.indicator is None else "rows with it"
+
+
+def _differences(found: GroupMeans) -> list[str]:
+    """Return the differences of two means that are clearest."""
+    pairs = [(i, j) for i in range(found.variable.size) for j in range(i) if math.isfinite(found.differences[i, j])]
+    if not pairs:
+        return []
+    clear = sorted(pairs, key=lambda pair: -abs(found.differences[pair]) / found.deviations[pair])[:_CLEAREST]
+    names, sentences = found.variable.categories, []
+    for i, j in clear:
+        first, second = (i, j) if found.differences[i, j] > 0 else (j, i)
+        value, reach = abs(found.differences[i, j]), NORMAL * found.deviations[i, j]
+        shown, *ends = alike(value, value - reach, value + reach)
+        sentences.append(f"{names[first]} less {names[second]} {shown}{_unit_of(found.number)} ({' .. '.join(ends)})")
+    more = "" if len(clear) == len(pairs) else f" All {len(pairs)}: {parameter('json')}."
+    return [wrapped(f"Differences, the clearest first: {'; '.join(sentences)}.{more}")]
+
+
+def done_to(number: Numeric, *, clipped: bool) -> str:
+    """Return what was done to the values of a number; empty if nothing."""
     ranged = number.column is not None and number.column.range is not None
-    done = [*(["clipped"] if clipped else []), *(["within its range"] if ranged else [])]
-    return f"{number.name} ({', '.join(done)})" if done else number.name
+    return ", ".join([*(["clipped"] if clipped else []), *(["within its range"] if ranged else [])])
 
 
 def means_between(number: Numeric, mean: float, low: float, high: float) -> list[str]:
@@ -104,9 +126,7 @@ def means_between(number: Numeric, mean: float, low: float, high: float) -> list
         return ["unknown: too few rows"]
     if number.column is None or number.column.kind != "date":
         return alike(mean, low, high)
-    with suppress(OverflowError, ValueError):  # a year of this calendar
-        return [date_of(number.column, value) for value in (mean, low, high)]
-    return ["unknown: too few rows"]
+    return [date_of(number.column, value) for value in (mean, low, high)]
 
 
 def slope_text(first: Numeric, second: Numeric, fit: Regression) -> str:
@@ -129,7 +149,8 @@ def relation_text(found: Relation) -> str:
         return f"Association: {found.no_test}."
     merged = ""
     if found.strength.merged:
-        merged = f", with small categories of {listed(found.strength.merged)} merged"
+        groups = (f"{listed(names)} of {name}" for name, names in found.strength.merged)
+        merged = f", with {' and '.join(groups)} merged, as they drown"
     text = f"{_MEASURES[found.strength.measure]}: {strength_text(found.strength)}{merged}."
     if found.test is None:
         return f"{text} No test: {found.no_test}."
@@ -139,20 +160,23 @@ def relation_text(found: Relation) -> str:
 
 def relations_text(found: Sequence[Relation], name: str | None) -> str:
     """Return associations in order, the strongest first."""
-    rows = [("" if name is None else f"{name} and", "strength", "between", "", "p, adjusted")]
+    rows = [("" if name is None else f"{name} and", "strength", "between", "", "p")]
     for each in found[:_SHOWN]:
         label = each.second if name is not None else f"{each.first}, {each.second}"
         if each.strength is None:
-            rows.append((label, "-", "", "", "below the noise"))
+            rows.append((_short(label, 34), "-", "", "", "below the noise"))
             continue
         low, high = each.strength.interval
         p = "-" if each.adjusted is None else p_text(each.adjusted)
-        rows.append((label, f"{each.strength.value:.2f}", f"{low:.2f} .. {high:.2f}", each.strength.measure, p))
+        measure = f"{each.strength.measure}{'*' * bool(each.strength.merged)}"
+        rows.append((_short(label, 34), f"{each.strength.value:.2f}", f"{low:.2f} .. {high:.2f}", measure, p))
     reasons = {each.no_test for each in found if each.no_test and each.strength is not None}
     tests = sum(each.test is not None for each in found)
     parts = [*aligned(rows), *_more(len(found) - len(rows) + 1, "pair")]
     if tests:
         parts.append(wrapped(f"p-values are adjusted for {counted(tests, 'test')} (Holm), for rows that are a sample."))
+    if any(each.strength is not None and each.strength.merged for each in found[:_SHOWN]):
+        parts.append(wrapped("* With small categories merged, as they drown: named with the pair alone."))
     parts += [wrapped(f"No test (-): {reason}.") for reason in sorted(reasons)]
     return "\n".join(parts)
 

@@ -19,8 +19,8 @@ from dpdist.core.release.artefact import Release
 from dpdist.report.findings import Cells, Table, brief_name
 from dpdist.report.pairs import (
     about_variables,
+    done_to,
     means_between,
-    named_number,
     p_text,
     percent_text,
     relation_text,
@@ -130,8 +130,7 @@ def _means(held: Variables, found: Relation, title: Markup) -> Pair:
     for place, category in enumerate(result.variable.categories):
         mean, *ends = means_between(result.number, result.means.estimates[place], *result.means.intervals[place])
         rows.append((brief_name(category), f"{result.counts[place]:.0f}", mean, " … ".join(ends)))
-    clipped = bool(clipped_rows(held.release, [result.number.place]).unknown)
-    head: Cells = (
-        escape(by), "rows", Markup("mean of {}").format(named_number(result.number, clipped=clipped)), "between",
-    )  # fmt: skip
+    done = done_to(result.number, clipped=bool(clipped_rows(held.release, [result.number.place]).unknown))
+    mean_of = Markup("mean of {}").format(f"{number} ({done})" if done else number)
+    head: Cells = (escape(by), "rows", mean_of, "between")
     return Pair(title, Table(head, rows), relation_text(found))

@@ -103,6 +103,10 @@ def test_it_ranks_rows_as_the_exact_model_does_or_is_refused() -> None:
     (model,) = logistic(next(held(train, "1")), "churned")
     found = roc_auc_score(test["churned"], design(test) @ np.array([each.value for each in model.effects]))
     assert found > best - 0.015
+    rare = train.assign(churned=np.arange(N) < 15)  # noise decides the odds of so few
+    for found_in, _ in zip(held(rare, "1"), range(20), strict=False):
+        with pytest.raises(BelowNoiseError, match="Too few rows have churned=yes"):
+            logistic(found_in, "churned")
     drowned: Variables = next(held(train.head(300), "0.3"))
     with pytest.raises(BelowNoiseError, match="churned"):
         logistic(drowned, "churned")

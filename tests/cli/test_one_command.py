@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,39 @@ def test_after_add_remove_no_forecast_and_no_refusal_tells_the_number_of_rows(fo
             release_table(open_rows("t.zarr"), folder / "x.zarr", few, cluster=cluster, review=reviewed.append)
         assert str(ROWS) not in str(refused.value)
     assert reviewed == []
+    few_rows = ("--epsilon", "0.001", "--delta", "1e-6")
+    (folder / "t.ledger").rename(folder / "moved.ledger")  # so nothing near the rows says what was charged
+    shutil.copy(folder / "t.csv", folder / "other")
+    with (folder / "t.csv").open("a") as file:
+        file.write("1,2,3,4\n")  # other rows, of the same people
+    for command in (
+        ("forecast", "t.csv", *few_rows), ("forecast", "t.zarr", *few_rows), ("release", "t.zarr", "x.zarr", *few_rows),
+        ("release", "t.zarr", "x.zarr", *few_rows, "--ledger", "none.ledger"),
+        ("bound", "t.zarr", "--epsilon", "0.01", "--delta", "0.5"),
+    ):  # fmt: skip
+        said = call(*command)
+        assert said.code != 0, command
+        assert str(ROWS) not in said.told, said.told
+        assert str(ROWS + 1) not in said.told
+
+
+def test_a_copy_made_before_the_budget_tells_no_private_number_of_rows(folder: Path, call: Call) -> None:
+    table().fillna(0).to_csv("t.csv", index=False)
+    assert call("ingest", "t.csv", "rows.zarr").code == 0
+    shutil.copytree(folder / "rows.zarr", folder / "copy.zarr")
+    assert call("ledger", "create", "t.ledger", "--rows", "rows.zarr", "--budget-epsilon", "1",
+                "--budget-delta", "1e-6").code == 0  # fmt: skip
+    charged = (*LOSS, "--clip", "9", "--neighbours", "add-remove", "--ledger", "t.ledger")
+    done = call("release", "rows.zarr", "r.zarr", *charged)
+    assert done.code == 0, done.err
+    for command in (
+        ("forecast", "copy.zarr", "--epsilon", "0.001", "--delta", "1e-6"),
+        ("release", "copy.zarr", "x.zarr", "--epsilon", "0.001", "--delta", "1e-6"),
+        ("bound", "copy.zarr", "--epsilon", "0.01", "--delta", "0.5"),
+    ):  # fmt: skip
+        said = call(*command)
+        assert said.code != 0, command
+        assert str(ROWS) not in said.told, said.told
 
 
 def test_a_forecast_of_a_file_is_of_what_its_release_would_be(folder: Path, call: Call) -> None:

@@ -100,7 +100,7 @@ def test_means_of_dates_are_dates_and_a_head_tells_what_was_done_to_the_numbers(
     release = ("--epsilon", "9", "--delta", "1e-6", "--clip", "9", "--scale", "private")
     assert call("release", "rows.zarr", "r.zarr", *release).code == 0
     told = call("relate", "r.zarr", "joined", "paid").out
-    assert "mean joined (clipped, within its range)" in told
+    assert "Means are of joined clipped, within its range." in told
     days = [pd.Timestamp(day) for day in re.findall(r"20\d\d-\d\d-\d\d", told)]
     assert len(days) == 6
     means = [joined[rows["paid"] == paid].mean() for paid in (True, False)]

@@ -150,6 +150,35 @@ def test_labels_are_read_as_the_schema_reads_them() -> None:
         plain.score(X, np.where(y, "1", "0"))
 
 
+def test_a_model_of_bins_alone_reads_their_number_as_it_is(tmp_path: Path) -> None:
+    fitted = PrivateLDA(epsilon=1000, delta=1e-6, schema=SCHEMA).fit(people(), "churned")
+    bins = PrivateLDA.from_release(fitted.release_, "churned", ["age_bins"])
+    assert bins.predict_proba(pd.DataFrame({"age": [20, 40, 60]})).shape == (3, 2)
+    for age in (["old"], [np.nan]):
+        with pytest.raises(DataError, match="age"):
+            bins.predict_proba(pd.DataFrame({"age": age}))
+    with pytest.raises(RowsError, match=r"X lacks columns of the source: age\."):
+        bins.predict_proba(pd.DataFrame({"ages": [1]}))
+    frame = people()
+    encoded = SCHEMA.transform(frame)[list(fitted.feature_names_in_)].fillna(fitted._fills)
+    assert np.allclose(fitted.predict_proba(encoded), fitted.predict_proba(frame))
+    units = Schema([*SCHEMA.sources, Column("person", "privacy unit")])
+    frame["person"] = np.arange(N)
+    frame.to_csv(tmp_path / "people.csv", index=False)
+    dpdist.ingest_rows(tmp_path / "people.csv", tmp_path / "rows.zarr", schema=units,
+                       budget=dpdist.PrivacyLoss.parse(100, "1e-6"))  # fmt: skip
+    stored = PrivateLDA(epsilon=100, delta=1e-6).fit(tmp_path / "rows.zarr", "churned")
+    assert stored.predict(frame).shape == (N,)
+
+
+def test_a_class_that_a_column_determines_is_no_error_of_discriminants() -> None:
+    random = np.random.default_rng(6)
+    place = random.integers(0, 3, N)
+    X = np.column_stack([place == 0, random.normal(size=N) + (place == 1)]) + random.normal(0, 0.05, (N, 2))  # noqa: N806
+    fitted = PrivateLDA([0, 1, 2], **MUCH).fit(X, place)
+    assert (fitted.predict(X)[place == 0] == 0).mean() > 0.99
+
+
 def test_persons_are_named_by_a_column_that_the_schema_leaves_out() -> None:
     frame = people().assign(person=np.arange(N) // 4)
     schema = Schema(SCHEMA.sources, others="ignored")
@@ -186,7 +215,8 @@ def test_a_release_with_a_schema_answers_for_each_category_and_for_rows_of_the_s
     again = kind.from_release(fitted.release_, "churned")
     assert np.array_equal(again.coef_, fitted.coef_)
     assert fitted.classes_.tolist() == [False, True]
-    names = [name for name in SCHEMA.features if name not in {"churned", "income=missing"}]
+    left_out = {"churned", "income=missing", *(name for name in SCHEMA.features if name.startswith("age_bins"))}
+    names = [name for name in SCHEMA.features if name not in left_out]
     assert sorted(fitted.feature_names_in_) == sorted(names)
     odds = fitted.predict_proba(frame)  # by the columns of the source, also without the target
     assert np.array_equal(odds, fitted.predict_proba(frame.drop(columns="churned")))

@@ -223,7 +223,7 @@ def release_array(
         reference=chunks, chunked=chunks, variant=_variant(rows, survey.order, register.key),
         unit=None if rows.groups is None else rows.groups.unit,
     )  # fmt: skip
-    require_centre_of_dropped(table, centred=has_centre(plan))
+    require_centre_of_dropped(table.schema, centred=has_centre(plan))
     release_id = plan.release_id(table)
     unit = None if rows.groups is None else rows.groups.name
     asked = Asked(survey.fingerprints, dataset, release_id, paying.limit, paying.account, unit)

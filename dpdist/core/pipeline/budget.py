@@ -16,7 +16,7 @@ from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.ledger.state import State
 from dpdist.core.naming import parameter, step
 from dpdist.core.pipeline import stored
-from dpdist.core.privacy.guarantee import PrivacyLoss
+from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.core.release import archive, trusted
 from dpdist.core.release.trusted import reproduced
 from dpdist.core.rows.dataset import RowsTable, bind_ledger
@@ -53,6 +53,15 @@ def ledger_place(table: Table | PeriodicTable, ledger: AnyLedgerAddress | None =
     if recorded is None or (local_rows and not (record.ledger_id == table.ledger_id and Ledger.stands_at(recorded))):
         return default_ledger(rows)
     return recorded
+
+
+def has_private_count(table: Table | PeriodicTable) -> bool:
+    """Return whether the number of rows is private: a release under add-remove was charged, or may have been."""
+    place, record = absolute(ledger_place(table)), state_folder.seen(table.dataset_id)
+    if not Ledger.stands_at(place):
+        return table.ledger_id is not None or record.ledger_id is not None
+    records = Ledger(place).records
+    return any(each.guarantee.neighbours is Neighbours.ADD_REMOVE for each in records)
 
 
 def taken_up(rows: Store, budget: PrivacyLoss | None, ledger: LedgerAddress | None) -> RowsTable:

@@ -277,12 +277,11 @@ def choose_clip_norm(
     target = _target(quantile, components, release_epsilon)
     table, cluster = _table_at(store_at(rows)), chosen(cluster)
     request.bound(table.columns)  # refuses public vectors of another length
-    advice.require_centre_of_dropped(table, centred=request.centre is not None)
+    advice.require_centre_of_dropped(table.schema, centred=request.centre is not None)
     account = absolute(ledger_place(table, ledger))
     transaction = NormsTransaction(request, table, account)
     if not cluster.trusted_worker:
-        if Ledger.stands_at(account):
-            transaction.account().require_relation(request.neighbours)  # a private n is in no message below
+        _require_relation(transaction)
         transaction, state, left_micro = _looked_up(transaction, budget_delta)
         if state in _DONE:
             transaction.reserve()  # refuses a ledger of other rows
@@ -291,6 +290,7 @@ def choose_clip_norm(
     with cluster.connected() as executor:
         executor.require_visible(table.probe, ROOT)
         if cluster.trusted_worker:
+            executor.trusted(_require_relation, transaction)
             transaction, state, left_micro = executor.trusted(_looked_up, transaction, budget_delta)
             if state not in _DONE:
                 _report_accuracy(transaction, target, state, left_micro, say)
@@ -362,6 +362,11 @@ def _choice(
     if choice.worth.useful:
         return choice
     return replace(choice, enough_micro=advice.useful_epsilon(request, table, quantile))
+
+
+def _require_relation(transaction: NormsTransaction) -> None:
+    """Refuse another ledger or relation first: messages of replace-one say n, which may be private."""
+    transaction.account().require_relation(transaction.request.neighbours)
 
 
 def _looked_up(transaction: NormsTransaction, budget_delta: bool) -> tuple[NormsTransaction, State | None, int | None]:

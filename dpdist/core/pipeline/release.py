@@ -17,7 +17,6 @@ from dpdist.core.errors import DataError, RefusedError, UsageError
 from dpdist.core.html import table
 from dpdist.core.ingest.registered import open_rows
 from dpdist.core.ledger.address import AnyLedgerAddress, absolute
-from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.ledger.state import State
 from dpdist.core.mechanisms.base import IndependentEntries
 from dpdist.core.moment.layout import BOUND_SECONDS, MULTIPLY_SECONDS, Layout, layout_of, split_tasks
@@ -209,7 +208,8 @@ def release_table(
         executor.require_visible(table.probe, ROOT)
         if cluster.trusted_worker:
             executor.trusted(_require_relation, transaction)
-            _require_possible(transaction, on_message, pending=False)
+            pending = executor.trusted(transaction.state) not in {None, State.ABORTED}
+            _require_possible(transaction, on_message, pending=pending)
         layout = _layout(executor, transaction, cluster)  # checks the memory before anything is charged
         if not pending:
             review(transaction.plan)
@@ -224,9 +224,8 @@ def release_table(
 
 
 def _require_relation(transaction: trusted.MomentTransaction) -> None:
-    """Refuse another relation than that of the ledger first: messages of replace-one say n, which may be private."""
-    if Ledger.stands_at(transaction.ledger):
-        transaction.account().require_relation(transaction.plan.request.neighbours)
+    """Refuse another ledger or relation first: messages of replace-one say n, which may be private."""
+    transaction.account().require_relation(transaction.plan.request.neighbours)
 
 
 def _warn(transaction: trusted.MomentTransaction) -> None:
@@ -289,7 +288,7 @@ def _report_units(transaction: trusted.MomentTransaction, on_message: Callable[[
 
 def _require_centre(transaction: trusted.MomentTransaction) -> None:
     """Refuse a table with dropped rows and no centre."""
-    advice.require_centre_of_dropped(transaction.table, centred=has_centre(transaction.plan))
+    advice.require_centre_of_dropped(transaction.table.schema, centred=has_centre(transaction.plan))
 
 
 def _require_counted(transaction: trusted.MomentTransaction) -> None:

@@ -38,6 +38,7 @@ from dpdist.core.release.bounds import Dimensions
 from dpdist.core.release.norm_histogram import NormsRequest
 from dpdist.core.release.plan import Plan, planned
 from dpdist.core.release.request import CLIP_GRID, ReleaseRequest
+from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.table import Table
 from dpdist.core.text import counted, exactly, listed
 
@@ -267,9 +268,8 @@ def _advice(request: NormsRequest, table: Table, quantile: Fraction, left_micro:
     return message + free_norm(table, request)
 
 
-def require_centre_of_dropped(table: Table, *, centred: bool) -> None:
+def require_centre_of_dropped(schema: Schema | None, *, centred: bool) -> None:
     """Refuse to count rows that the schema drops while their centre is unknown."""
-    schema = table.schema
     names = () if schema is None or centred else (schema.uncentred or schema.dropping)
     if names:
         raise RefusedError(

@@ -122,7 +122,9 @@ class Column:
             ("range", _plain), ("categories", _named), ("missing_values", _coded), ("bins", _plain),
         ):  # fmt: skip
             value = getattr(self, key)
-            value = value.tolist() if hasattr(value, "tolist") else value  # a NumPy array
+            if hasattr(value, "tolist"):  # a NumPy array
+                value = value.tolist()
+                object.__setattr__(self, key, value)
             if isinstance(value, Sequence) and not isinstance(value, str):
                 object.__setattr__(self, key, tuple(map(stored, value)))
         for key in ("origin", "weight"):
@@ -308,6 +310,8 @@ def shown(value: object) -> str:
 
 def _plain(value: Any) -> Any:
     """Return a value in stored form: numbers as float, dates as text."""
+    if hasattr(value, "item"):  # a number of NumPy
+        value = value.item()
     if isinstance(value, date):  # a datetime is one
         return value.isoformat(sep=" ") if isinstance(value, datetime) else value.isoformat()
     if isinstance(value, (int, Decimal)) and not isinstance(value, bool):

@@ -47,6 +47,8 @@ _PLAIN = {
     "%F": "%Y-%m-%d", "%D": "%m/%d/%y", "%T": "%H:%M:%S", "%R": "%H:%M", "%e": "%d", "%h": "%b", "%n": " ", "%t": " ",
 }  # fmt: skip
 """Directives of Arrow that Python does not support."""
+_ZONE = r":\d\d.*(Z|[+-]\d\d(:?\d\d)?)$"
+"""A time of day with a zone."""
 DIGIT = r"\p{N}"
 """Text with a digit of any script is no missing value, even if it is no number."""
 _DIGITS = re.compile(r"\d+")
@@ -164,7 +166,8 @@ def _encoded_batch(schema: Schema, kept: Sequence[Column], columns: Mapping[str,
         try:
             lacking = _fill(schema, column, columns[column.source.name], out[:, start : start + column.width])
         except UnfitError as error:
-            wrong += () if isinstance(column, Binned) else error.faults  # which its number has, too
+            # a number that is encoded beside its bins has the same fault
+            wrong += () if isinstance(column, Binned) and column.source in kept else error.faults
         else:
             if column.missing == "drop":
                 dropped |= lacking
@@ -181,10 +184,16 @@ def _fill(schema: Schema, column: Column, cells: Any, out: Rows) -> _Mask:
     if isinstance(column, Binned):  # the end bins are open
         values = np.searchsorted(column.edges, values, side="right").astype(np.float64)
     if lacking.any() and column.missing in {None, "refuse"}:
-        of_numbers = [] if column.one_hot else ["pairwise"] if column.whole else ["centre", "pairwise"]
-        treatments = [*of_numbers, "fill", "indicator", "drop"]
-        named = ", ".join(f'"{word}"' for word in treatments[:-1])
-        raise _unfit(lacking, column, f'the value is missing: choose a treatment (missing = {named} or "drop")')
+        of_numbers = [] if column.whole else ["centre", "pairwise"]
+        named = ", ".join(f'"{word}"' for word in [*of_numbers, "fill", "indicator"])
+        reason = f'the value is missing: choose a treatment (missing = {named} or "drop")'
+        if column.kind == "boolean":
+            reason = (
+                'the value is missing: make it a category, whose tables count missing values, too (kind = "category", '
+                'categories = ["yes", "no"], as it is written there, and missing = "indicator"); or choose missing = '
+                '"fill" or "drop"'
+            )
+        raise _unfit(lacking, column, reason)
     low, high, shift, factor = schema.affine(column)
     values = np.where(lacking, schema.filled(column), _transformed(column, values))
     if column.one_hot:
@@ -218,7 +227,8 @@ def plain(column: Column, cells: Any) -> Any:
         codes = _codes(column, cells.type) if column.missing_values else []
         return pc.if_else(pc.is_in(cells, pa.array(codes, cells.type)), None, cells) if codes else cells
     text = _parsed(column, cells, _valid, "the cell is not UTF-8 text")
-    if column.kind in {"category", "privacy unit"} and not pc.all(pc.string_is_ascii(text), min_count=0).as_py():
+    # printable ASCII is seen as it is, but for outer spaces, so what a cell is seen as depends on that cell alone
+    if column.kind in {"category", "privacy unit"} and pc.any(pc.match_substring_regex(text, r"[^ -~]")).as_py():
         coded = text.dictionary_encode()
         text = pa.array(map(visible, coded.dictionary.to_pylist()), text.type).take(coded.indices)
     if column.missing_values:
@@ -417,10 +427,11 @@ def _dates(column: Column, times: Any) -> tuple[Rows, _Mask]:
 
 def _iso(text: Any) -> Any:
     """Return ISO 8601 dates as UTC times; dates without a zone are UTC."""
-    try:
+    zoned, none = pc.match_substring_regex(text, _ZONE), pa.scalar(None, text.type)
+    if not pc.any(zoned).as_py():
         return pc.cast(text, pa.timestamp("us"))
-    except pa.ArrowInvalid:
-        return pc.cast(pc.cast(text, pa.timestamp("us", "UTC")), pa.timestamp("us"))
+    utc = pc.cast(pc.if_else(zoned, text, none), pa.timestamp("us", "UTC"))
+    return pc.coalesce(pc.cast(utc, pa.timestamp("us")), pc.cast(pc.if_else(zoned, none, text), pa.timestamp("us")))
 
 
 def _require_days(column: Column, form: str, text: Any, times: Any, reason: str) -> None:
@@ -510,7 +521,7 @@ def transformed(schema: Schema, frame: Any, only: Sequence[Column] | None = None
             "Schema.transform needs a pandas or polars DataFrame or an Arrow table, not a value of type "
             f"{type_name(frame)}."
         )
-    if schema.unit is not None:
+    if schema.unit is not None and only is None:
         raise UsageError(
             "The schema has a privacy unit, which is not in the transformed rows: a fit to them would protect each row "
             f"separately. Write the DataFrame with {step('ingest')} and the schema, and fit the ingested rows."
