@@ -57,6 +57,9 @@ def relate(
         kind_of(out, KINDS)
     opened = open_release(release)
     held = variables(opened)
+    for name in (first, second):
+        if name is not None:
+            held.named(name)  # refuses one that is left out, with the reason
     is_table = first in held.categorical and second in held.categorical
     if not is_table and percent is not None:
         raise UsageError("--percent is for the table of two variables with categories.")

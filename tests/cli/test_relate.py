@@ -213,3 +213,36 @@ def test_a_logistic_regression_answers_with_odds_ratios(frame: pd.DataFrame, cal
     refused = call("regress", "r.zarr", "--target", "age", "--logistic")
     assert (refused.code, "'age' is a number" in refused.message) == (2, True)
     assert "Leave --ridge" in call("regress", "r.zarr", "--target", "premium", "--logistic", "--ridge", "3").message
+
+
+def test_a_boolean_with_gaps_is_told_before_it_is_paid_for(frame: pd.DataFrame, call: Call) -> None:
+    frame["premium"] = frame["premium"].where(frame.index % 50 > 0)
+    frame[["region", "premium", "age"]].to_csv("gaps.csv", index=False)
+    regions = ", ".join(f'"{name}"' for name in sorted(set(frame["region"].dropna())))
+
+    def schema(missing: str) -> None:
+        Path("gaps.toml").write_text(f"""scale = "range"
+[[column]]
+name = "region"
+kind = "category"
+categories = [{regions}]
+[[column]]
+name = "premium"
+kind = "boolean"
+{missing}
+[[column]]
+name = "age"
+kind = "number"
+range = [0, 120]
+missing = "pairwise"
+""")
+
+    schema("")
+    release = ("release", "gaps.csv", "g.zarr", *ASKED[:4], "--schema", "gaps.toml")
+    assert "make it a category, whose tables count missing values, too" in call(*release).message
+    schema('missing = "pairwise"')
+    told = "No table of premium will be held: a boolean with missing values is no table: make it a category."
+    assert told in " ".join(call("forecast", *release[1:2], *release[3:]).out.split())
+    said = call(*release)
+    assert (said.code, told in " ".join(said.told.split())) == (0, True), said.err
+    assert "make it a category" in call("relate", "g.zarr", "region", "premium", "--percent", "rows").message
