@@ -94,6 +94,10 @@ def test_after_add_remove_no_forecast_and_no_refusal_tells_the_number_of_rows(fo
         assert said.code != 0, command
         assert str(ROWS) not in said.told, said.told
         assert str(ROWS + 1) not in said.told
+    np.save("o.npy", np.eye(50))  # a ledger of other rows in its place tells nothing either
+    assert call("ingest", "o.npy", "o.zarr").code == 0
+    assert call("ledger", "create", "t.ledger", "--rows", "o.zarr", "--budget-epsilon", "1").code == 0
+    assert str(ROWS) not in call("forecast", "t.zarr", *few_rows).told
 
 
 def test_a_copy_made_before_the_budget_tells_no_private_number_of_rows(folder: Path, call: Call) -> None:

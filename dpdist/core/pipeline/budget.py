@@ -58,8 +58,9 @@ def ledger_place(table: Table | PeriodicTable, ledger: AnyLedgerAddress | None =
 def has_private_count(table: Table | PeriodicTable) -> bool:
     """Return whether the number of rows is private: a release under add-remove was charged, or may have been."""
     place, record = absolute(ledger_place(table)), state_folder.seen(table.dataset_id)
-    if not Ledger.stands_at(place):
-        return table.ledger_id is not None or record.ledger_id is not None
+    known = table.ledger_id or record.ledger_id
+    if not Ledger.stands_at(place) or Ledger(place).ledger_id != known:
+        return known is not None
     records = Ledger(place).records
     return any(each.guarantee.neighbours is Neighbours.ADD_REMOVE for each in records)
 

@@ -15,6 +15,7 @@ from datetime import datetime
 from decimal import Decimal
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
 
 import numpy as np
 import numpy.typing as npt
@@ -488,12 +489,37 @@ def columns_of(frame: Any, names: Sequence[str]) -> dict[str, Any]:
         column = None
         with quiet(), suppress(pa.ArrowException, TypeError, ValueError, OverflowError):  # their texts quote a cell
             values = frame.iloc[:, places[name]]
-            column = pa.Array.from_pandas(values)
+            if values.dtype != object:
+                column = pa.Array.from_pandas(values)
+            elif len(_kinds_of(values)) < 2:  # else Arrow chooses a type for all cells, which changes some
+                column = pa.Array.from_pandas(values.map(_python))
         days = column is not None and pa.types.is_date(column.type) and values.dtype == object
         if column is None or (days and any(isinstance(value, datetime) for value in values)):  # Arrow drops hours
             raise UnfitError(Fault(0, name, "from this row on there are values of several types"))
         columns[name] = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     return columns
+
+
+def _kinds_of(values: Any) -> set[str]:
+    """Return the kinds of the cells of a column of objects that Arrow would convert into one another."""
+    found = set()
+    for cell in set(map(type, values)):
+        if issubclass(cell, bool | np.bool_):
+            found.add("boolean")
+        elif issubclass(cell, int | np.integer):
+            found.add("number")
+        elif issubclass(cell, float | np.floating):
+            missing = all(value != value for value in values if type(value) is cell)  # noqa: PLR0124 - NaN
+            found |= set() if missing else {"number"}
+        elif issubclass(cell, Decimal | UUID):
+            found.add(cell.__name__)
+    return found
+
+
+def _python(cell: Any) -> Any:
+    """Return a number of NumPy as that of Python, as Arrow takes half floats for integers beside one; NaN as None."""
+    cell = cell.item() if isinstance(cell, np.generic) else cell
+    return None if isinstance(cell, float) and math.isnan(cell) else cell
 
 
 def types_of(frame: Any) -> dict[str, Any]:

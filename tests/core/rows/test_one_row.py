@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pandas as pd
@@ -27,12 +31,38 @@ COLUMNS = [
 ]  # fmt: skip
 
 
-def alone(schema: Schema, cells: Sequence[str | None]) -> np.ndarray | None:
-    frame = pd.DataFrame({"x": np.array(cells, dtype=object), "y": np.arange(len(cells)) * 1.0})
+def alone(schema: Schema, cells: Sequence[Any]) -> np.ndarray | None:
+    frame = pd.DataFrame({"x": pd.Series(list(cells), dtype=object), "y": np.arange(len(cells)) * 1.0})
     try:
         return schema.transform(frame).to_numpy()  # type: ignore[no-any-return]
     except DataError:
         return None
+
+
+OBJECTS = [
+    np.float16(0.5), 1, True, np.True_, 1.5, np.float32(0.1), 2**60 + 1, Decimal("1.5"), Decimal("1e30"), UUID(int=1),
+    None, np.nan, "1", "true", date(2020, 1, 2), datetime(2020, 1, 2, 3, 4, tzinfo=UTC), np.int8(3), float("inf"),
+]  # fmt: skip
+KINDS = [
+    Column("x", "number", range=(0, 9), missing="pairwise"),
+    Column("x", "category", categories=["true", "1"], other="column", missing="indicator"),
+    Column("x", "boolean", missing="indicator"), Column("x", "date", missing="pairwise"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("column", KINDS, ids=lambda column: column.kind)
+def test_an_object_is_read_alike_beside_any_other_or_both_are_refused(column: AnyColumn) -> None:
+    schema = Schema([column, Column("y", "number")])
+    seen = 0
+    for cell in OBJECTS:
+        own = alone(schema, [cell])
+        for other in OBJECTS:
+            both = alone(schema, [cell, other])
+            if both is not None:
+                assert own is not None, (cell, other)
+                np.testing.assert_array_equal(both[:1], own, err_msg=f"{cell!r} beside {other!r}")
+                seen += 1
+    assert seen > len(OBJECTS)
 
 
 @pytest.mark.parametrize("column", COLUMNS, ids=lambda column: f"{column.kind} {column.encoding or ''}")
