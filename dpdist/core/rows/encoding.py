@@ -492,7 +492,9 @@ def columns_of(frame: Any, names: Sequence[str]) -> dict[str, Any]:
             if values.dtype != object:
                 column = pa.Array.from_pandas(values)
             elif len(_kinds_of(values)) < 2:  # else Arrow chooses a type for all cells, which changes some
-                column = pa.Array.from_pandas(values.map(_python))
+                objects = np.empty(len(values), dtype=object)  # from which pandas chooses no type
+                objects[:] = [_python(cell) for cell in values]
+                column = pa.Array.from_pandas(objects)
         days = column is not None and pa.types.is_date(column.type) and values.dtype == object
         if column is None or (days and any(isinstance(value, datetime) for value in values)):  # Arrow drops hours
             raise UnfitError(Fault(0, name, "from this row on there are values of several types"))

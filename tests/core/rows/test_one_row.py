@@ -65,6 +65,14 @@ def test_an_object_is_read_alike_beside_any_other_or_both_are_refused(column: An
     assert seen > len(OBJECTS)
 
 
+def test_a_large_whole_number_beside_a_gap_keeps_all_its_digits() -> None:
+    large = 2**60 + 1
+    schema = Schema([Column("x", "category", categories=[str(large), str(large - 1)], missing="indicator")])
+    for gap in (None, np.nan, pd.NA):
+        rows = schema.transform(pd.DataFrame({"x": pd.Series([large, gap, large - 1], dtype=object)}))
+        np.testing.assert_array_equal(rows, [[1, 0, 0], [0, 0, 1], [0, 1, 0]])
+
+
 @pytest.mark.parametrize("column", COLUMNS, ids=lambda column: f"{column.kind} {column.encoding or ''}")
 def test_a_cell_is_read_alike_beside_any_other(column: AnyColumn) -> None:
     schema = Schema([column, Column("y", "number")])
