@@ -15,7 +15,6 @@ from datetime import datetime
 from decimal import Decimal
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
-from uuid import UUID
 
 import numpy as np
 import numpy.typing as npt
@@ -513,7 +512,7 @@ def _kinds_of(values: Any) -> set[str]:
         elif issubclass(cell, float | np.floating):
             missing = all(value != value for value in values if type(value) is cell)  # noqa: PLR0124 - NaN
             found |= set() if missing else {"number"}
-        elif issubclass(cell, Decimal | UUID):
+        elif issubclass(cell, Decimal) or cell.__name__ == "UUID":
             found.add(cell.__name__)
     return found
 
