@@ -10,7 +10,7 @@ import click
 
 from dpdist.answers.forecast import forecast_release
 from dpdist.answers.prospect import prospect
-from dpdist.cli.options import LOCAL, STORE, Option, grouped, json_option, options
+from dpdist.cli.options import LOCAL, STORE, each_row_option, grouped, json_option, options
 from dpdist.cli.output import answer
 from dpdist.cli.release import require_mean
 from dpdist.core.errors import RefusedError, UsageError
@@ -18,7 +18,7 @@ from dpdist.core.ingest.registered import open_rows
 from dpdist.core.ledger.address import absolute
 from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.moment.histograms import ColumnCounting
-from dpdist.core.options import PRIVACY, IngestOptions, RequestOptions
+from dpdist.core.options import IngestOptions, RequestOptions
 from dpdist.core.pipeline.budget import has_private_count, ledger_place
 from dpdist.core.privacy.checks import require_small_delta
 from dpdist.core.privacy.guarantee import Neighbours
@@ -134,9 +134,7 @@ def _request(request_options: RequestOptions, spectrum: str | None) -> ReleaseRe
 @click.option("--n", "rows", type=int, help="Number of rows, or a public guess.")
 @options(RequestOptions, "request_options", without={"ledger", "for_reproduction", "id"})
 @options(IngestOptions, "table_options", names=_OF_FILE)
-@click.option(
-    "--each-row-is-a-person", cls=Option, group=PRIVACY, is_flag=True, help="State that no person has two rows."
-)
+@each_row_option
 @click.option("--spectrum", help="Public guess of the components' variances, such as 4,2,0.5. Never from the data.")
 @click.option(
     "--norms",

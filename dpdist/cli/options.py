@@ -93,6 +93,13 @@ def json_option(command: Command) -> Command:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")(command)
 
 
+def each_row_option(command: Command) -> Command:
+    """Add ``--each-row-is-a-person``."""
+    return click.option(
+        "--each-row-is-a-person", cls=Option, group=PRIVACY, is_flag=True, help="State that no person has two rows."
+    )(command)
+
+
 def feasible_option(command: Command) -> Command:
     """Add ``--feasible``."""
     return click.option(

@@ -12,12 +12,21 @@ import click
 from dpdist.answers.bias import clipped_rows, described
 from dpdist.answers.correlation import correlation
 from dpdist.answers.prospect import Prospect, prospect
-from dpdist.cli.options import STORE, Option, cluster_options, grouped, json_option, ledger_option, options
+from dpdist.cli.options import (
+    STORE,
+    Option,
+    cluster_options,
+    each_row_option,
+    grouped,
+    json_option,
+    ledger_option,
+    options,
+)
 from dpdist.cli.output import BARS, answer, say
 from dpdist.core.errors import BelowNoiseError, DataError, RefusedError, UsageError
 from dpdist.core.ingest.registered import open_rows
 from dpdist.core.ledger.address import LedgerAddress
-from dpdist.core.options import EXPERT, PRIVACY, IngestOptions, RequestOptions
+from dpdist.core.options import EXPERT, IngestOptions, RequestOptions
 from dpdist.core.pipeline.release import release_table
 from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.release.artefact import Release
@@ -41,9 +50,7 @@ _OF_FILE = ("schema", "header", "privacy_unit", "max_rows", "budget_epsilon", "b
 @click.argument("release", type=STORE)
 @options(RequestOptions, "request_options", without={"ledger"})
 @options(IngestOptions, "table_options", names=_OF_FILE)
-@click.option(
-    "--each-row-is-a-person", cls=Option, group=PRIVACY, is_flag=True, help="State that no person has two rows."
-)
+@each_row_option
 @click.option(
     "--anyway",
     cls=Option,

@@ -253,7 +253,7 @@ class LinearClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
 
     def _model(self, held: Variables, target: str, on: Names | None) -> tuple[Any, ...]:
         """Return labels, slopes (r, p) and intercepts (r,) in units of the source; and the ends of slopes, if known."""
-        raise NotImplementedError
+        raise NotImplementedError  # each kind of classifier has a model of its own
 
     def _mapped(self, data: Any, function: Any, names: Names) -> Any:
         check_is_fitted(self, "coef_")

@@ -61,8 +61,12 @@ def has_private_count(table: Table | PeriodicTable) -> bool:
     known = table.ledger_id or record.ledger_id
     if not Ledger.stands_at(place) or Ledger(place).ledger_id != known:
         return known is not None
-    records = Ledger(place).records
-    return any(each.guarantee.neighbours is Neighbours.ADD_REMOVE for each in records)
+    return charges_add_remove(place)
+
+
+def charges_add_remove(ledger: LedgerAddress) -> bool:
+    """Return whether a release under add-remove was charged to a ledger."""
+    return any(each.guarantee.neighbours is Neighbours.ADD_REMOVE for each in Ledger(ledger).records)
 
 
 def taken_up(rows: Store, budget: PrivacyLoss | None, ledger: LedgerAddress | None) -> RowsTable:

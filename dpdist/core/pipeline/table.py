@@ -27,7 +27,7 @@ from dpdist.core.ledger import state_folder
 from dpdist.core.ledger.address import LedgerAddress, parse_address
 from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.naming import parameter, step
-from dpdist.core.pipeline.budget import create_ledger, default_ledger, has_private_count
+from dpdist.core.pipeline.budget import charges_add_remove, create_ledger, default_ledger, has_private_count
 from dpdist.core.pipeline.release import require_releasable
 from dpdist.core.pipeline.sources import read_for
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
@@ -164,10 +164,8 @@ def _counts(file: Path, request: ReleaseRequest) -> bool:
     if first.exists() and has_private_count(open_ingested(first)):  # also of another version of the file
         return False
     place = state_folder.ledger_of(_content_of(file))
-    ledger = None if place is None else _moved(first, parse_address(place))
-    records = [] if ledger is None else Ledger(ledger).records
-    relations = {request.neighbours, *(record.guarantee.neighbours for record in records)}
-    return relations == {Neighbours.REPLACE_ONE}
+    charged = place is not None and charges_add_remove(_moved(first, parse_address(place)))
+    return not charged and request.neighbours is Neighbours.REPLACE_ONE
 
 
 def _require_centre(file: Path, request: ReleaseRequest, decided: Schema | None) -> None:

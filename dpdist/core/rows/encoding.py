@@ -161,13 +161,18 @@ def _encoded_batch(schema: Schema, kept: Sequence[Column], columns: Mapping[str,
     out = np.zeros((rows, sum(column.width for column in kept)))
     dropped = np.zeros(rows, dtype=np.bool_)
     wrong: list[Fault] = []
+    read: dict[str, tuple[Rows, _Mask]] = {}  # numbers with bins, for these
     start = 0
     for column in kept:
+        source = column.source
         try:
-            lacking = _fill(schema, column, columns[column.source.name], out[:, start : start + column.width])
+            cells = read.get(source.name) or _READ[source.kind](source, plain(source, columns[source.name]))
+            if source.bins is not None:
+                read[source.name] = cells
+            lacking = _fill(schema, column, cells, out[:, start : start + column.width])
         except UnfitError as error:
             # a number that is encoded beside its bins has the same fault
-            wrong += () if isinstance(column, Binned) and column.source in kept else error.faults
+            wrong += () if isinstance(column, Binned) and source in kept else error.faults
         else:
             if column.missing == "drop":
                 dropped |= lacking
@@ -178,9 +183,9 @@ def _encoded_batch(schema: Schema, kept: Sequence[Column], columns: Mapping[str,
     return out
 
 
-def _fill(schema: Schema, column: Column, cells: Any, out: Rows) -> _Mask:
+def _fill(schema: Schema, column: Column, read: tuple[Rows, _Mask], out: Rows) -> _Mask:
     """Write the encoding of a column to out, and return a mask of its missing values."""
-    values, lacking = _READ[column.source.kind](column.source, plain(column.source, cells))
+    values, lacking = read
     if isinstance(column, Binned):  # the end bins are open
         values = np.searchsorted(column.edges, values, side="right").astype(np.float64)
     if lacking.any() and column.missing in {None, "refuse"}:
