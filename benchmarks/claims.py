@@ -101,7 +101,7 @@ def tutorial() -> Iterator[tuple[str, bool]]:
     yield "the slope of the table as it is is within the interval", inside([age["low"], age["high"]], exact[0])
     r2 = 1 - np.var(y - x @ exact[:2]) / np.var(y)
     yield "so is R²", inside([found["r2"]["low"], found["r2"]["high"]], r2)
-    model = told("dpdist pca release.zarr other.zarr --components 3")
+    model = told("dpdist pca release.zarr other.zarr --components 3 --no-correlation")
     rows, longer = clipped("release.zarr", "customers.zarr")
     yield "no row is clipped", longer == 0 and model["shortened"]["longer"] == 0
     yield from components_hold(model, open_model("other.zarr").components.components, np.cov(rows.T))
@@ -114,7 +114,7 @@ def five_minutes(seed: int) -> Iterator[tuple[str, bool]]:
     rows = np.exp(0.6 * factor + 0.5 * random.normal(size=(20_000, 12))) * np.linspace(1, 3, 12)
     names = ",".join(f"c{i}" for i in range(12))
     np.savetxt("table.csv", rows, delimiter=",", header=names, comments="", fmt="%.4f")
-    block = blocks(ROOT / "README.md", "sh")
+    block = blocks(ROOT / "docs" / "howto" / "steps.md", "sh")
     lines = next(each for each in block if each.startswith("dpdist ingest table.csv")).splitlines()
     clip = "100"
     for line in lines:
@@ -124,7 +124,7 @@ def five_minutes(seed: int) -> Iterator[tuple[str, bool]]:
             typed(line.replace("--clip 100", f"--clip {clip}"))
         else:
             typed(line)
-    model = told("dpdist pca release.zarr other.zarr --components 10")
+    model = told("dpdist pca release.zarr other.zarr --components 10 --no-correlation")
     kept, longer = clipped("release.zarr", "rows.zarr")
     lengths = model["shortened"]
     known = lengths["mean_squared_norm_share"] is not None

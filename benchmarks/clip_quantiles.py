@@ -1,4 +1,4 @@
-"""Which quantile of the norms suits components: the fixed 0.95 beside the choice of `bound --components`.
+"""Which quantile of the norms suits components: the fixed 0.95 beside the choice of `bound --clip-components`.
 
 Evaluation on public data: not private. For each table, number of components and epsilon, the captured variance of the
 rows as they are, relative to the best K components, where rows are shortened at one of several quantiles and Gaussian

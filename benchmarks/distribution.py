@@ -73,7 +73,7 @@ def installed(wheel: Path, folder: Path) -> dict[str, Any]:
         "version": version,
         "version is that of the checkout": version == __version__,
         "runs from the environment": str(folder / "venv") in where,
-        "demo": "computed now" in first and "nothing spent" in second,
+        "demo": "nothing was spent" not in first and "nothing was spent" in second,
         "conflicts": said(folder / "venv/bin/pip", "check").strip(),
     }
 

@@ -115,7 +115,7 @@ def lowest(interpreter: str) -> dict[str, Any]:
     tests = [f"tests/{each}" for each in TESTS]
     steps = {
         "install": [".venv/bin/pip", "install", "--quiet", f".[{','.join(EXTRAS)}]", *TOOLS, *pins],
-        "demo": [".venv/bin/dpdist", "demo", "--workers", "1"],
+        "demo": [".venv/bin/dpdist", "demo"],
         "tests": [".venv/bin/pytest", "-q", "-n", "2", "--dist", "loadfile", "-k", "not postgres", *tests],
     }
     return played(interpreter, "lowest", steps, sorted(declared()))

@@ -65,11 +65,16 @@ def test_links_files_commands_options_and_programs_of_a_page_exist(page: Path) -
             found = command.get_command(click.Context(command), rest[0])
             assert found is not None, f"dpdist {' '.join(words)}"
             command, rest = found, rest[1:]
-        known = {option for parameter in command.params for option in parameter.opts} | {"--help", "--version"}
+        options = [option for each in command.params for option in (*each.opts, *each.secondary_opts)]
+        known = {*options, "--help", "--help-all", "--version"}
         asked = {word.partition("=")[0].strip(",.:") for word in rest if word.startswith("--")}
         assert asked <= known, f"dpdist {' '.join(words)}"
     for name in re.findall(r"python -m ((?:dpdist|papers|benchmarks)[\w.]*)", text):
         assert importlib.util.find_spec(name.rstrip(".")) is not None, name
+
+
+def test_the_readme_is_short_enough_to_be_read() -> None:
+    assert len((ROOT / "README.md").read_text().split()) <= 700
 
 
 def test_the_floors_that_are_drawn_are_those_of_the_contracts() -> None:

@@ -285,7 +285,9 @@ class ClippedRows:
     def _described(self, text: str) -> str:
         text += f", about {self.about}, as no mean was released" if self.about else ""
         text += f", {self.kept}" if self.kept else ""
-        filled = ", with missing cells, if any, at the centre, which weakens correlations and slopes"
+        filled = (
+            ", with missing cells, if any, at the centre, which weakens correlations, slopes and differences of means"
+        )
         text += filled if self.centring else ""
         text += ", from the rows that have both values of a pair, as if gaps had no cause" if self.pairwise else ""
         text += "".join(f", {limit}" for limit in self.limits)

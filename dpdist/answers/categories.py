@@ -141,7 +141,7 @@ def category_of(schema: Schema, bound: RowBound, column: Column, places: Sequenc
 
 def _boolean(schema: Schema, bound: RowBound, column: Column, places: Sequence[int], limit: str) -> Categorical | str:
     if column.indicated:
-        return "a boolean with missing values is no table: make it a category"
+        return 'a boolean with missing = "pairwise" is no table: use missing = "indicator"'
     low, high, shift, factor = schema.affine(column)
     centre, scale = (values[places[0]] for values in bound.input_units)
     ends = [((value - shift) * factor - centre) / scale for value in (low, high)]

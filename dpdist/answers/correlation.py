@@ -7,7 +7,8 @@ out and named, as are columns of scale 2^64, which have weight zero in the relea
 correlation matrix is ``R = D A D`` with ``D = diag(A_jj^-1/2)``. The diagonal is 1, the eigenvalues add up to the
 number of these columns. Loadings of columns left out are 0, so along a component lies ``v'R v``, its eigenvalue, of the
 correlation matrix of all columns, whose trace counts each column with 1. The share of variance of a component is its
-eigenvalue over that number: columns below the noise count in it, and their variance is in no component.
+eigenvalue over that number: columns below the noise count in it, and their variance is in no component. Only those of
+other and missing values below the noise do not count, as there may be no such values, and so no variance.
 
 Measured on Covertype, epsilon .1, 54 columns: five components capture .98 of the variance of the exact correlation
 matrix of all columns (`benchmarks/private_scale.py`). With its 20 columns below the noise included, at a variance of
@@ -32,6 +33,7 @@ for each of the first three components (`tests/answers/test_correlation.py` draw
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -70,27 +72,30 @@ class Correlation:
     """Components of the correlation matrix of a release."""
 
     components: Components  # of standardised columns: ``scale`` is their released deviation, in input units
-    left_out: tuple[str, ...]  # columns below the noise; with ``drop_first`` also first columns of categories
+    left_out: tuple[str, ...]  # columns below the noise, and references
     shares: Values  # (k,): share of each component in the variance of all standardised columns, above the noise or not
     # (k, 2): intervals of the shares, NaN below the noise; None for more than MOST columns
     intervals: Values | None
     alignment: Alignment | None  # NaN for columns left out; None for more than MOST columns or unknown noise
-    drop_first: bool = False  # whether the first column of each categorical variable was left out
+    references: tuple[str, ...] = ()  # first columns of categorical variables, which the others determine
 
     def to_json(self) -> dict[str, object]:
         """Return JSON values."""
         return {
             "correlation": True,
             "left_out": list(self.left_out),
-            **({"drop_first": True} if self.drop_first else {}),
+            **({"references": list(self.references)} if self.references else {}),
             "shares": self.shares.tolist(),
             "share_intervals": None if self.intervals is None else [finite_json(ends) for ends in self.intervals],
             **({} if self.alignment is None else self.alignment.to_json()),
         }
 
 
-def correlation(release: Release, count: float | None, *, drop_first: bool = False) -> Correlation:
-    """Return the top components of the correlation matrix of a release: ``count``, or the fewest with a share."""
+def correlation(release: Release, count: float | None, *, drop_first: bool = True) -> Correlation:
+    """Return the top components of the correlation matrix of a release: ``count``, or the fewest with a share.
+
+    With ``drop_first`` the first column of each categorical variable is left out.
+    """
     # For a share, the lower ends of the intervals are added up until they reach it. The sum has at most the sum of the
     # deviations, so its confidence is at least that of each end; and as each end subtracts twice the bias from the
     # noise, the sum applies to the variance of the exact matrix along these components.
@@ -99,7 +104,8 @@ def correlation(release: Release, count: float | None, *, drop_first: bool = Fal
     about = about_mean(release)
     matrix = about.matrix(release.second_moment)
     variances = np.diag(matrix)
-    clear, total = _clear_columns(release, variances, count, drop_first=drop_first)
+    references = references_of(release, drop_first=drop_first)
+    clear, total = _clear_columns(release, variances, count, references)
     divisor = 1 / np.sqrt(variances[clear])
     standard = matrix[np.ix_(clear, clear)] * np.outer(divisor, divisor)
     np.fill_diagonal(standard, 1)
@@ -139,16 +145,15 @@ def correlation(release: Release, count: float | None, *, drop_first: bool = Fal
         intervals = np.column_stack([np.minimum(intervals[:, 0], shares), np.maximum(intervals[:, 1], shares)])
         if alignment is not None:
             intervals[alignment.counted :] = np.nan
-    return Correlation(result, left_out, shares, intervals, alignment, drop_first)
+    return Correlation(result, left_out, shares, intervals, alignment, references)
 
 
 def _clear_columns(
-    release: Release, variances: Values, count: float | None, *, drop_first: bool
+    release: Release, variances: Values, count: float | None, references: Sequence[str]
 ) -> tuple[npt.NDArray[np.int64], int]:
     """Return the columns of the correlation matrix, and the number of those that it would have without the noise."""
-    all_columns = np.setdiff1d(np.arange(len(variances)), indicators(release))
-    if drop_first:
-        all_columns = np.setdiff1d(all_columns, _first_of_categories(release))
+    first = [release.names.index(name) for name in references]
+    all_columns = np.setdiff1d(np.arange(len(variances)), [*indicators(release), *first])
     clear = all_columns[evidence(release, variances)[all_columns] > ABOVE]
     if not len(clear):
         raise BelowNoiseError(
@@ -166,19 +171,21 @@ def _clear_columns(
             f"{len(variances)} columns above the noise. Ask for fewer components, or release with a larger epsilon.",
             parameter="components",
         )
-    return clear, len(all_columns)
+    below = set(all_columns.tolist()) - set(clear.tolist())
+    return clear, len(clear) + len([j for j in below if release.names[j] not in _possible(release)])
 
 
-def _first_of_categories(release: Release) -> list[int]:
-    """Return the index of the first column of each categorical variable."""
+def _possible(release: Release) -> set[str]:
+    """Return the columns of other and missing values: where there are none, they are constant, and have no variance."""
     columns = [] if release.schema is None else [column for column in release.schema.columns if column.stored]
-    if not any(column.one_hot for column in columns):
-        raise UsageError(
-            f"The release has no schema with categorical columns: leave out {parameter('drop_first')}, or ingest with "
-            f"a schema ({parameter('schema')})."
-        )
-    starts = np.cumsum([0, *(column.width for column in columns)])
-    return [int(start) for start, column in zip(starts, columns, strict=False) if column.one_hot]
+    names = {column.features[-1] for column in columns if column.indicated}
+    return names | {f"{column.name}=other" for column in columns if column.other == "column"}
+
+
+def references_of(release: Release, *, drop_first: bool = True) -> tuple[str, ...]:
+    """Return the first column of each categorical variable, which the other columns determine; none if kept."""
+    columns = [] if release.schema is None or not drop_first else release.schema.columns
+    return tuple(column.features[0] for column in columns if column.one_hot and column.source is column)
 
 
 def _counted(count: float | None, release: Release) -> int:
@@ -246,6 +253,15 @@ def drowned(release: Release) -> tuple[int, ...]:
     strengths = evidence_of(release)
     hidden = weightless(release, range(len(strengths)))
     return tuple(i for i in np.flatnonzero(strengths <= ABOVE).tolist() if i not in hidden)
+
+
+def has_correlations(release: Release) -> bool:
+    """Return whether a release holds a correlation matrix, above its noise or not."""
+    try:
+        require_centre(release)
+    except UsageError:
+        return False
+    return True
 
 
 def require_centre(release: Release) -> None:

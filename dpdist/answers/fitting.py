@@ -10,9 +10,8 @@ from dpdist.answers.alignment import components_above_noise
 from dpdist.answers.captured import components_with_share
 from dpdist.answers.components import Components, components
 from dpdist.answers.correlation import correlation as correlation_of
+from dpdist.answers.correlation import has_correlations, references_of
 from dpdist.answers.feasible import nearest
-from dpdist.core.errors import UsageError
-from dpdist.core.naming import parameter
 from dpdist.core.pipeline.products import multiplied
 from dpdist.core.progress import Progress
 from dpdist.core.release.artefact import Release, open_release
@@ -42,8 +41,8 @@ def fit_components(
     model: AnyStore,
     components: float | None = None,
     *,
-    correlation: bool = False,
-    drop_first: bool = False,
+    correlation: bool | None = None,
+    drop_first: bool = True,
     feasible: bool = False,
     cluster: Cluster | None = None,
     progress: Progress | None = None,
@@ -62,11 +61,12 @@ def fit_components(
     components : int or float, default None
         Their number, from 1 to the number of columns; or, below 1, the share of the variance that they capture, by the
         lower end of its interval. None: those that can be distinguished from noise (:mod:`dpdist.answers.overlap`).
-    correlation : bool, default False
+    correlation : bool, default None
         Whether to use the correlation matrix: columns are standardised by the release, without those below the noise.
-        It needs a release with the mean, or with a centre.
-    drop_first : bool, default False
-        With ``correlation``, whether to omit the first column of each categorical variable of the schema.
+        It needs a release with the mean, or with a centre. None: whether the release has one, and fits in memory.
+    drop_first : bool, default True
+        Whether to omit the first column of each categorical variable from the correlation matrix: the other columns
+        determine it.
     feasible : bool, default False
         Whether to start from the nearest moment that rows of the schema can have (:mod:`dpdist.answers.feasible`): no
         table of two categories has a negative cell.
@@ -115,13 +115,11 @@ def fit_components(
     """
     release, target = store_at(release), store_at(model)
     opened = open_release(release)
-    if drop_first and not correlation:
-        raise UsageError(
-            f"{parameter('drop_first')} requires components of the correlation matrix ({parameter('correlation')})."
-        )
+    correlation = has_correlations(opened) if correlation is None else correlation
     attributes = {
         "format": models.FORMAT, "release_id": opened.release_id, "correlation": correlation or None,
-        "drop_first": drop_first or None, "feasible": feasible or None,
+        "references": (list(references_of(opened, drop_first=drop_first)) or None) if correlation else None,
+        "feasible": feasible or None,
     }  # fmt: skip
     counted: dict[str, object] = {"k": components} if isinstance(components, int) else {}
     is_new = not made_from(target, "model", **attributes, **counted)

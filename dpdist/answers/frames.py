@@ -24,22 +24,22 @@ def relate(release: Release, first: str | None = None, second: str | None = None
     """Implement :meth:`dpdist.Release.relate`."""
     held = variables(release)
     if first is None or second is None:
-        found = relations(held, first if second is None else second)
+        answer = relations(held, first if second is None else second)
     else:
-        found = [relation(held, first, second)]
-    return _relations(held, found)
+        answer = [relation(held, first, second)]
+    return _relations(held, answer)
 
 
 def counts(release: Release, name: str) -> pd.DataFrame:
     """Implement :meth:`dpdist.Release.counts`."""
     held = variables(release)
-    found = tables.counts(held, name)
-    ends, shares = found.intervals, found.shares
+    answer = tables.counts(held, name)
+    ends, shares = answer.intervals, answer.shares
     columns = {
-        "count": found.estimates, "low": ends[:, 0], "high": ends[:, 1], "share": shares.estimates,
+        "count": answer.estimates, "low": ends[:, 0], "high": ends[:, 1], "share": shares.estimates,
         "share_low": shares.intervals[:, 0], "share_high": shares.intervals[:, 1],
     }  # fmt: skip
-    return _framed(held, columns, found.variable.categories, name)
+    return _framed(held, columns, answer.variable.categories, name)
 
 
 def crosstab(release: Release, rows: str, columns: str, percent: str | None = None) -> pd.DataFrame:
@@ -47,20 +47,20 @@ def crosstab(release: Release, rows: str, columns: str, percent: str | None = No
     if percent not in {None, *PERCENT}:
         raise UsageError(f"percent must be None or one of {', '.join(PERCENT)}, not {percent!r}.")
     held = variables(release)
-    found = tables.crosstab(held, rows, columns)
+    answer = tables.crosstab(held, rows, columns)
     if percent is None:
-        parts = {"value": found.estimates, "low": found.intervals[..., 0], "high": found.intervals[..., 1]}
-        parts["shrunk"] = found.shrunk
+        parts = {"value": answer.estimates, "low": answer.intervals[..., 0], "high": answer.intervals[..., 1]}
+        parts["shrunk"] = answer.shrunk
     else:
-        ratios = found.shares(percent).clipped(0.0, 1.0)
+        ratios = answer.shares(percent).clipped(0.0, 1.0)
         ends = 100 * ratios.intervals
         parts = {"value": 100 * ratios.estimates, "low": ends[..., 0], "high": ends[..., 1]}
     cells = {
         (category, part): values[:, place]
-        for place, category in enumerate(found.columns.categories)
+        for place, category in enumerate(answer.columns.categories)
         for part, values in parts.items()
     }
-    frame = _framed(held, cells, found.rows.categories, rows)
+    frame = _framed(held, cells, answer.rows.categories, rows)
     frame.columns.names = [columns, None]
     return frame
 
@@ -68,21 +68,21 @@ def crosstab(release: Release, rows: str, columns: str, percent: str | None = No
 def group_means(release: Release, number: str, by: str) -> pd.DataFrame:
     """Implement :meth:`dpdist.Release.group_means`."""
     held = variables(release)
-    found = means.group_means(held, number, by)
-    ends = found.means.intervals
-    columns = {"count": found.counts, "mean": found.means.estimates, "low": ends[:, 0], "high": ends[:, 1]}
-    return _framed(held, columns, found.variable.categories, by)
+    answer = means.group_means(held, number, by)
+    ends = answer.means.intervals
+    columns = {"count": answer.counts, "mean": answer.means.estimates, "low": ends[:, 0], "high": ends[:, 1]}
+    return _framed(held, columns, answer.variable.categories, by)
 
 
-def _relations(held: Variables, found: Sequence[Relation]) -> pd.DataFrame:
-    rows = [each.to_json() for each in found]
+def _relations(held: Variables, answer: Sequence[Relation]) -> pd.DataFrame:
+    rows = [each.to_json() for each in answer]
     names = ("measure", "strength", "low", "high", "p_value", "adjusted_p_value")
     columns = {name: [row[name] for row in rows] for name in names}
-    index = _pandas().MultiIndex.from_tuples([(each.first, each.second) for each in found], names=["first", "second"])
+    index = _pandas().MultiIndex.from_tuples([(each.first, each.second) for each in answer], names=["first", "second"])
     frame = _framed(held, columns, index, None)
     numbers = list(names[1:])
     frame[numbers] = frame[numbers].astype(np.float64)
-    frame.attrs["no_test"] = {f"{each.first}, {each.second}": each.no_test for each in found if each.no_test}
+    frame.attrs["no_test"] = {f"{each.first}, {each.second}": each.no_test for each in answer if each.no_test}
     return frame
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -20,6 +20,7 @@ from dpdist.answers.association import (
 from dpdist.answers.bias import clipped_rows
 from dpdist.answers.variables import Variables
 from dpdist.core.errors import UsageError
+from dpdist.core.text import listed
 
 MOST_CELLS = 4096
 """Cells of a table whose covariance is computed, in 128 MiB."""
@@ -37,6 +38,7 @@ class Relation:
     test: Test | None
     no_test: str  # why there is none, as part of a sentence; empty if there is one
     adjusted: float | None = None  # the p-value, adjusted for the number of tests that are shown together
+    filled: tuple[str, ...] = ()  # those of which missing values are replaced, which is why there is no test
 
     def to_json(self) -> dict[str, object]:
         """Return JSON values."""
@@ -64,7 +66,8 @@ def relation(held: Variables, first: str, second: str) -> Relation:
         raise UsageError(f"{first!r} was named twice.")
     a, b = held.categorical.get(first), held.categorical.get(second)
     x, y = held.numeric.get(first), held.numeric.get(second)
-    no_test, test = _no_test(held, (first, second)), None
+    filled = _filled(held, (first, second))
+    no_test, test = _no_test(held, (first, second), filled), None
     if a is not None and b is not None and (a.size - 1) * (b.size - 1) > MOST_CELLS:
         return Relation(first, second, None, None, f"a table of {a.size * b.size} cells is too large to be tested")
     if a is not None and b is not None:
@@ -81,7 +84,7 @@ def relation(held: Variables, first: str, second: str) -> Relation:
         test = None if no_test or strength is None else same_means(held, number, by)
     if strength is None:
         test, no_test = None, "it is below the noise: nothing can be said"
-    return Relation(first, second, strength, test, no_test)
+    return Relation(first, second, strength, test, no_test, filled=filled if _REPLACED in no_test else ())
 
 
 def relations(held: Variables, name: str | None = None) -> list[Relation]:
@@ -100,15 +103,33 @@ def relations(held: Variables, name: str | None = None) -> list[Relation]:
     return sorted(found, key=lambda each: -1.0 if each.strength is None else -abs(each.strength.value) - 1.0)
 
 
-def _no_test(held: Variables, names: tuple[str, ...]) -> str:
+_REPLACED = "if any, are replaced"
+
+
+def untested(pairs: Sequence[Relation]) -> list[str]:
+    """Return why associations above the noise have no test, each reason once, as parts of sentences."""
+    without = [pair for pair in pairs if pair.no_test and pair.strength is not None]
+    filled = sorted({name for pair in without for name in pair.filled})
+    reasons = sorted({pair.no_test for pair in without if not pair.filled})
+    return [*reasons, *([_replaced(filled)] if filled else [])]
+
+
+def _filled(held: Variables, names: tuple[str, ...]) -> tuple[str, ...]:
+    numbers = [name for name in names if name in held.numeric and held.numeric[name].filled]
+    return *numbers, *(name for name in names if name in held.categorical and held.categorical[name].limit)
+
+
+def _replaced(names: Sequence[str]) -> str:
+    return f"missing values of {listed(names)}, {_REPLACED}"
+
+
+def _no_test(held: Variables, names: tuple[str, ...], filled: tuple[str, ...]) -> str:
     """Return why there is no test of some variables, as part of a sentence; empty if there is one."""
     release = held.release
     if release.unit is not None and release.unit.max_rows != 1:
         return f"rows of one {release.unit.column} are not independent"
-    filled = [name for name in names if name in held.numeric and held.numeric[name].filled]
-    filled += [name for name in names if name in held.categorical and held.categorical[name].limit]
     if filled:
-        return f"missing values of {' and '.join(filled)}, if any, are replaced"
+        return _replaced(filled)
     places = [held.numeric[name].place for name in names if name in held.numeric]
     rows = clipped_rows(release, places) if places else None
     if rows is not None and rows.longest is None and not rows.untouched:

@@ -215,7 +215,7 @@ def _mutual_information(table: Matrix) -> float:
 
 
 def _named(variable: Categorical, column: Column, values: Matrix) -> npt.NDArray[Any]:
-    if column.kind == "boolean":
+    if not column.one_hot:
         return np.array(["no", "yes"], dtype=object)[values.astype(np.int64)]
     names = np.array(variable.categories, dtype=object)
     if column.indicated:

@@ -18,7 +18,7 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from dpdist.cli.output import BARS, VERBOSITY, complain, unwritten
+from dpdist.cli.output import BARS, TYPED, VERBOSITY, complain, unwritten
 from dpdist.core import interruption
 from dpdist.core._version import __version__
 from dpdist.core.errors import DpdistError, ResumableError, UsageError, WeakGuaranteeWarning
@@ -26,7 +26,7 @@ from dpdist.core.naming import COMMAND_LINE, SPELLINGS, naming
 from dpdist.core.text import printable
 
 COMMANDS = {
-    "demo": ("jobs", "demo_command", "Run all steps on a bundled data set."),
+    "demo": ("demo", "demo_command", "Release an invented table of customers, and ask it a question."),
     "release": ("release", "release_command", "Publish a private second moment of a table: a file, or rows."),
     "report": ("inspect", "report_command", "Write an HTML report on a release, or a page for the privacy officer."),
     "schema": ("pipeline", "schema_command", "Draft a schema for the columns of files."),
@@ -59,6 +59,7 @@ class Suggesting(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command, or suggest one."""
+        ctx.find_root().meta.setdefault(TYPED, tuple(args))
         if args and self.get_command(ctx, args[0]) is None:
             near = get_close_matches(args[0], [*self.list_commands(ctx), *SPELLINGS], 1)
             hint = f" Did you mean {near[0]}?" if near else ""

@@ -14,10 +14,10 @@ from dpdist.answers.components import Components
 from dpdist.answers.correlation import Correlation
 from dpdist.answers.correlation import correlation as correlation_of
 from dpdist.answers.fitting import fit_components
+from dpdist.answers.model import Model
 from dpdist.cli.options import LOCAL, STORE, cluster_options, feasible_option, grouped, json_option, options, share_of
 from dpdist.cli.output import BARS, answer
 from dpdist.cli.tables import KINDS, kind_of, write_table
-from dpdist.core.errors import UsageError
 from dpdist.core.options import ComponentsOptions
 from dpdist.core.pipeline.scores import project_rows, scores_message
 from dpdist.core.privacy.checks import cautions_message
@@ -26,8 +26,8 @@ from dpdist.core.release.artefact import Release
 from dpdist.core.runtime.cluster import Cluster
 from dpdist.core.storage.store import AnyStore
 from dpdist.core.text import counted, wrapped
-from dpdist.report import text
-from dpdist.report.figures import draw_scree
+from dpdist.report import components_text
+from dpdist.report.figures import draw_scree, draw_scree_of_correlations
 
 
 class Found(NamedTuple):
@@ -38,9 +38,10 @@ class Found(NamedTuple):
     standardised: Correlation | None
 
     @classmethod
-    def of(cls, release: Release, components: Components, *, correlation: bool, drop_first: bool = False) -> Found:
+    def of(cls, release: Release, model: Model, *, drop_first: bool = True) -> Found:
         """Return it for components of the second moment or of the correlations."""
-        if correlation:
+        components = model.components
+        if model.correlation:
             standardised = correlation_of(release, len(components.components), drop_first=drop_first)
             return cls(standardised.alignment, None, standardised)
         aligned = alignment(release, components)
@@ -55,12 +56,12 @@ class Found(NamedTuple):
     def describe(self, release: Release, components: Components) -> str:
         """Return tables and their legend."""
         if self.standardised is not None:
-            parts = [text.standardised(self.standardised, release)]
+            parts = [components_text.standardised(self.standardised, release)]
         else:
             aligned = self.alignment
             parts = [] if aligned is None else [
-                text.alignment(aligned, clipped_rows(release)),
-                text.loadings(components.components, aligned, release.names),
+                components_text.alignment(aligned, clipped_rows(release)),
+                components_text.loadings(components.components, aligned, release.names),
             ]  # fmt: skip
             parts += [] if self.share is None else [wrapped(self.share.describe())]
         return "\n".join(filter(None, [*parts, blindly_scaled_message(release)]))
@@ -73,11 +74,6 @@ class Found(NamedTuple):
     ComponentsOptions, "components_options",
     changed={"components": {"required": False, "default": "auto", "show_default": True, "group": ""}},
 )  # fmt: skip
-@click.option(
-    "--drop-first",
-    is_flag=True,
-    help="With --correlation: omit the first column of each categorical variable: the other columns determine it.",
-)
 @feasible_option
 @click.option("--plot", type=LOCAL, help="Draw the eigenvalues and the noise edge to this image file.")
 @click.option(
@@ -86,28 +82,27 @@ class Found(NamedTuple):
 @cluster_options
 @json_option
 def pca(
-    release: AnyStore, model: AnyStore, components_options: ComponentsOptions, drop_first: bool, feasible: bool,
-    plot: Path | None, out: AnyStore | None, cluster: Cluster, as_json: bool,
+    release: AnyStore, model: AnyStore, components_options: ComponentsOptions, feasible: bool, plot: Path | None,
+    out: AnyStore | None, cluster: Cluster, as_json: bool,
 ) -> None:  # fmt: skip
     """Write MODEL, the top principal components of RELEASE, and print how far each is above the noise. Free.
 
     A release with thousands of columns is processed from disk, on the cluster if --scheduler or --workers is given.
     An existing MODEL is kept if it has the same release and number of components; otherwise the command is refused.
     """
-    correlation = components_options.correlation
-    if correlation and plot is not None:
-        raise UsageError("--plot draws eigenvalues of the second moment only. Omit --plot or --correlation.")
     if out is not None:
         kind_of(out, KINDS)
     made = fit_components(
-        release, model, share_of(components_options.components), correlation=correlation, drop_first=drop_first,
-        feasible=feasible, cluster=cluster, progress=BARS,
+        release, model, share_of(components_options.components), correlation=components_options.correlation,
+        drop_first=components_options.drop_first, feasible=feasible, cluster=cluster, progress=BARS,
     )  # fmt: skip
     components, opened, fresh = made.model.components, made.basis, made.fresh
-    found = Found.of(opened, components, correlation=correlation, drop_first=drop_first)
+    found = Found.of(opened, made.model, drop_first=components_options.drop_first)
     ends = None if found.alignment is None else found.alignment.loadings
-    lengths = clipped_rows(opened) if correlation else clipped_rows(opened).filled
-    if plot is not None:
+    lengths = clipped_rows(opened) if made.model.correlation else clipped_rows(opened).filled
+    if plot is not None and found.standardised is not None:
+        draw_scree_of_correlations(found.standardised, plot)
+    elif plot is not None:
         draw_scree(require_alignment(opened, components), plot)
     if out is not None:
         write_table(out, loadings_table(components, ends, opened.names), opened, "table of loadings")

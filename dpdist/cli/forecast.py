@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from dpdist.answers.forecast import forecast_release
 from dpdist.answers.prospect import prospect
-from dpdist.cli.options import LOCAL, STORE, each_row_option, grouped, json_option, options
+from dpdist.cli.options import LOCAL, STORE, grouped, json_option, options, reading_options
 from dpdist.cli.output import answer
 from dpdist.cli.release import require_mean
 from dpdist.core.errors import RefusedError, UsageError
@@ -18,7 +19,7 @@ from dpdist.core.ingest.registered import open_rows
 from dpdist.core.ledger.address import absolute
 from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.moment.histograms import ColumnCounting
-from dpdist.core.options import IngestOptions, RequestOptions
+from dpdist.core.options import RequestOptions
 from dpdist.core.pipeline.budget import has_private_count, ledger_place
 from dpdist.core.privacy.checks import require_small_delta
 from dpdist.core.privacy.guarantee import Neighbours
@@ -30,14 +31,14 @@ from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.release.stages import require_seen
 from dpdist.core.rows.periods import is_periodic, open_periods
 from dpdist.core.rows.schema import Schema
-from dpdist.core.rows.units import Owner
 from dpdist.core.storage.store import AnyStore
 from dpdist.core.text import wrapped
 from dpdist.literature.orbit_forecast import ORBITS, forecast_orbit
 from dpdist.report import text
 from dpdist.report.figures import draw_forecast
 
-_OF_FILE = ("schema", "header", "privacy_unit")
+if TYPE_CHECKING:
+    from dpdist.core.pipeline.said import Reading
 
 
 class _Rows(NamedTuple):
@@ -50,12 +51,12 @@ class _Rows(NamedTuple):
     schema: Schema | None
 
 
-def _of_file(file: Path, request: ReleaseRequest, table_options: IngestOptions, owner: Owner) -> _Rows:
+def _of_file(file: Path, request: ReleaseRequest, said: Reading) -> _Rows:
     """Return the rows of a file, as its release would have them."""
     from dpdist.core.pipeline.table import shape_of_file  # noqa: PLC0415 - its readers are slow to import
 
-    require_mean(request, by_a_schema=table_options.schema is not None)
-    found = shape_of_file(file, request, schema=table_options.schema, header=table_options.header, owner=owner)
+    require_mean(request, by_a_schema=said.schema is not None)
+    found = shape_of_file(file, request, said)
     return _Rows(
         found.columns, found.rows, 1 if found.unit is None else found.unit.max_rows, None, found.schema,
     )  # fmt: skip
@@ -75,15 +76,14 @@ def _of_table(table: AnyStore, *, counted: bool) -> _Rows:
     return _Rows(opened.columns, rows, max_rows, max_periods, opened.schema)
 
 
-def _found(
-    table: AnyStore | None, request: ReleaseRequest, table_options: IngestOptions, max_rows: int | None, *,
-    each_row: bool,
-) -> _Rows | None:  # fmt: skip
+def _found(table: AnyStore | None, request: ReleaseRequest, said: Reading) -> _Rows | None:
     """Return the rows of a table, without their number if that is private."""
     if isinstance(table, Path) and table.is_file():
-        return _of_file(table, request, table_options, Owner(table_options.privacy_unit, max_rows, each_row))
-    if each_row or any(getattr(table_options, name) is not None for name in _OF_FILE):
-        raise UsageError("--schema, --header, --privacy-unit and --each-row-is-a-person are for files.")
+        return _of_file(table, request, said)
+    if said.given:
+        raise UsageError(
+            "--schema, --header, --columns, --ignore, --privacy-unit and --each-row-is-a-person are for files."
+        )
     if table is None:
         return None
     return _of_table(table, counted=request.neighbours is Neighbours.REPLACE_ONE)
@@ -130,11 +130,10 @@ def _request(request_options: RequestOptions, spectrum: str | None) -> ReleaseRe
 
 @grouped("forecast")
 @click.argument("table", type=STORE, required=False, metavar="[TABLE]")
-@click.option("--d", "columns", type=click.IntRange(1), help="Number of columns.")
-@click.option("--n", "rows", type=int, help="Number of rows, or a public guess.")
+@click.option("--d", type=click.IntRange(1), help="Number of columns.")
+@click.option("--n", type=int, help="Number of rows, or a public guess.")
 @options(RequestOptions, "request_options", without={"ledger", "for_reproduction", "id"})
-@options(IngestOptions, "table_options", names=_OF_FILE)
-@each_row_option
+@partial(reading_options, planned=True)
 @click.option("--spectrum", help="Public guess of the components' variances, such as 4,2,0.5. Never from the data.")
 @click.option(
     "--norms",
@@ -149,22 +148,20 @@ def _request(request_options: RequestOptions, spectrum: str | None) -> ReleaseRe
 @click.option("--plot", type=LOCAL, help="Draw component quality against the number of rows to this image file.")
 @json_option
 def forecast_command(
-    table: AnyStore | None, columns: int | None, rows: int | None, request_options: RequestOptions,
-    table_options: IngestOptions, each_row_is_a_person: bool, spectrum: str | None, norms: str | None,
-    max_rows: int | None, max_periods: int | None, plot: Path | None, as_json: bool,
+    table: AnyStore | None, d: int | None, n: int | None, request_options: RequestOptions, said: Reading,
+    spectrum: str | None, norms: str | None, max_rows: int | None, max_periods: int | None, plot: Path | None,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Forecast the release that the same words make: its noise, and the components and counts above it. Free.
 
     TABLE is a file, or a rows.zarr. It provides the number of columns, the privacy unit, and the number of rows if that
     is public. Its values are not used. Without TABLE, give --d and --n.
     """
-    if rows is not None and rows < 1:
+    if n is not None and n < 1:
         raise UsageError("A forecast needs at least one row.", parameter="n")
-    typed = _Rows(columns or 0, rows or 0, max_rows, max_periods, None)
+    typed = _Rows(d or 0, n or 0, max_rows, max_periods, None)
     request = _request(request_options, spectrum)
-    columns, rows, max_rows, max_periods, schema = _described(
-        _found(table, request, table_options, max_rows, each_row=each_row_is_a_person), typed
-    )
+    columns, rows, max_rows, max_periods, schema = _described(_found(table, request, said), typed)
     public = rows if request.neighbours is Neighbours.REPLACE_ONE else None
     size = Dimensions(columns, public, max_rows or 1, schema=schema, together=max_rows is None)
     request = by_schema(request, size)

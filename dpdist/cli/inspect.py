@@ -88,7 +88,7 @@ def report_command(
         html.write(
             opened, out, count=count_of(components), image=html.shape_of(image) if image else None, ledger=charged,
             targets=() if target is None else columns_from(target), on=None if on is None else columns_from(on),
-            title=title, author=author,
+            title=title, author=author, source=release,
         )  # fmt: skip
     mark = "" if opened.private_as_claimed else f" {opened.status.upper()}: do not publish it."
     message = f"{out}: open it in a browser. It loads nothing from the network.{mark}"

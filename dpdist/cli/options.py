@@ -6,6 +6,7 @@ import enum
 import functools
 import os
 import re
+import shlex
 from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 from functools import partial
@@ -16,13 +17,14 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import click
 import msgspec
 
-from dpdist.cli.output import BARS, VERBOSITY
-from dpdist.core.errors import UsageError
+from dpdist.cli.output import BARS, TYPED, VERBOSITY
+from dpdist.core.errors import DataError, UsageError
 from dpdist.core.ingest.remote import location_of
 from dpdist.core.ledger.address import LedgerAddress, address_of
 from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.naming import COMMAND_LINE, SPELLINGS, naming
 from dpdist.core.options import (
+    ARRAYS,
     CLIP,
     EXPERT,
     PRIVACY,
@@ -30,6 +32,7 @@ from dpdist.core.options import (
     WHERE,
     ClusterOptions,
     Components,
+    IngestOptions,
     Options,
     ReleaseOptions,
     fields_of,
@@ -38,8 +41,11 @@ from dpdist.core.options import (
 )
 from dpdist.core.paths import is_address
 from dpdist.core.pipeline.budget import ledger_place
+from dpdist.core.pipeline.said import Reading
 from dpdist.core.release.parse import columns_from, options_from
 from dpdist.core.rows.dataset import RowsTable
+from dpdist.core.rows.draft import SchemaNeededError
+from dpdist.core.rows.units import Owner
 from dpdist.core.runtime.cluster import Cluster
 from dpdist.core.runtime.tls import Certificates
 from dpdist.core.storage.store import AnyStore, store_at
@@ -79,7 +85,10 @@ _TYPES = {"ledger": LEDGER, "schema": STORE, "tls_ca": LOCAL, "tls_cert": LOCAL,
 _FLAGS = {"options": "--option"}
 """Options whose name differs from that of their field."""
 _REQUIRED = "Required"
-_GROUPS = (_REQUIRED, PRIVACY, CLIP, READING, "", WHERE, EXPERT)
+_GROUPS = (_REQUIRED, PRIVACY, READING, "", CLIP, ARRAYS, WHERE, EXPERT)
+_RARE = {CLIP, ARRAYS, WHERE, EXPERT}
+"""Groups that only ``--help-all`` shows."""
+_EVERY = "dpdist.every_option"
 
 
 def json_option(command: Command) -> Command:
@@ -93,11 +102,47 @@ def json_option(command: Command) -> Command:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")(command)
 
 
-def each_row_option(command: Command) -> Command:
-    """Add ``--each-row-is-a-person``."""
+def reading_options(command: Callable[..., None], *, planned: bool = False) -> Callable[..., None]:
+    """Add the options that say what a file is, passed as ``said``, a :class:`dpdist.core.pipeline.said.Reading`.
+
+    ``planned``: ``--max-rows`` is an option of the command itself, for tables that are not there.
+    """
+    names = {"schema", "header", "privacy_unit"} | (set() if planned else {"max_rows"})
+
+    @options(IngestOptions, "table_options", names=names)
+    @functools.wraps(command)
+    def collected(table_options: IngestOptions, each_row_is_a_person: bool, **arguments: Any) -> None:
+        unit = table_options.privacy_unit
+        most = arguments["max_rows"] if planned and unit is not None else table_options.max_rows
+        chosen = (arguments.pop("columns"), arguments.pop("ignore"))
+        if any(text is not None and not text.strip() for text in chosen):  # an unset shell variable
+            raise UsageError("--columns or --ignore names no column. Name one, or leave it out.")
+        kept, ignored = (() if text is None else tuple(columns_from(text)) for text in chosen)
+        said = Reading(
+            table_options.schema, table_options.header, Owner(unit, most, each_row_is_a_person), kept, ignored
+        )
+        try:
+            command(said=said, **arguments)
+        except SchemaNeededError as error:
+            if error.path is None:
+                raise
+            raise DataError(f"{error} Then run: {again('--schema', str(error.path))}") from None
+
+    for name, words in (("ignore", "leave out"), ("columns", "keep, in this order")):
+        collected = click.option(
+            f"--{name}", cls=Option, group=READING, metavar="NAMES",
+            help=f"Of a file: comma-separated names of the columns to {words}.",
+        )(collected)  # fmt: skip
     return click.option(
         "--each-row-is-a-person", cls=Option, group=PRIVACY, is_flag=True, help="State that no person has two rows."
-    )(command)
+    )(collected)
+
+
+def again(*more: str) -> str:
+    """Return the command that was typed, with more options."""
+    typed = list(click.get_current_context().find_root().meta[TYPED])
+    end = typed.index("--") if "--" in typed else len(typed)
+    return shlex.join(["dpdist", *typed[:end], *more, *typed[end:]])
 
 
 def feasible_option(command: Command) -> Command:
@@ -123,7 +168,16 @@ class Option(click.Option):
 
 
 class GroupedCommand(click.Command):
-    """A command whose help page groups the options."""
+    """A command whose help page groups the options, and leaves rare ones to ``--help-all``."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the parameters, with ``--help-all`` last."""
+        words = "Show all options: where to compute, and those for experts."
+        every = click.Option(
+            ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_help_all, help=words
+        )
+        parameters = super().get_params(ctx)
+        return [*parameters, every] if any(_group(parameter) in _RARE for parameter in parameters) else parameters
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write a section per group."""
@@ -131,12 +185,23 @@ class GroupedCommand(click.Command):
         for parameter in self.get_params(ctx):
             if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)):
                 name, words = record
-                group = parameter.group if isinstance(parameter, Option) else ""
+                group = _group(parameter)
                 groups[group].append((name, words.removesuffix("  [required]") if group == _REQUIRED else words))
         for name, rows in groups.items():
-            if rows:
+            if rows and (name not in _RARE or _EVERY in ctx.meta):
                 with formatter.section(name or "Options"):
                     formatter.write_dl(rows)
+
+
+def _group(parameter: click.Parameter) -> str:
+    return parameter.group if isinstance(parameter, Option) else ""
+
+
+def _help_all(context: click.Context, _option: click.Parameter, value: object) -> None:
+    if value and not context.resilient_parsing:
+        context.meta[_EVERY] = True
+        click.echo(context.get_help())
+        context.exit()
 
 
 grouped = functools.partial(click.command, cls=GroupedCommand)
@@ -161,6 +226,9 @@ def _click_option(
         "metavar": meta.extra["metavar"],
         "group": meta.extra["group"],
     }
+    if kind is bool and field.default is not False:
+        flag = f"--{name.replace('_', '-')}"
+        return click.option(f"{flag}/--no-{flag[2:]}", name, cls=Option, default=field.default, **attributes, **changed)
     if kind is bool:
         attributes |= {"is_flag": True}
     elif get_origin(kind) is dict:

@@ -27,6 +27,10 @@ _MARGIN = 22
 """Columns for the percentage and the remaining time after a bar."""
 
 
+TYPED = "dpdist.typed"
+"""Where the root context keeps the arguments of the command."""
+
+
 class Verbosity:
     """What the options -q and -v of a command ask for."""
 

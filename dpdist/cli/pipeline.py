@@ -35,6 +35,7 @@ from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.core.release.artefact import Release
 from dpdist.core.release.parse import norms_request_from
 from dpdist.core.rows.dataset import RowsTable
+from dpdist.core.rows.draft import blanks_of, write_draft
 from dpdist.core.runtime.cluster import Cluster
 from dpdist.core.storage.store import AnyStore, store_at
 from dpdist.core.text import NEXT, counted, exactly, rounded_up
@@ -121,10 +122,10 @@ def _table_message(rows: AnyStore, table: RowsTable, remark: str) -> str:
 def schema_command(source: SourceLocation, draft: Path | None, ingest_options: IngestOptions, as_json: bool) -> None:
     """Write DRAFT, a schema of SOURCE in TOML for you to complete, or print it.
 
-    SOURCE is .csv, .csv.gz, .parquet, .arrow or .feather, or a folder of these. The draft contains column names
-    only, and no value or stored type, so a .csv needs --header to say whether its first line names the columns. Correct
-    the kinds, and fill in ranges and categories, from public knowledge, never from the data. An existing file is not
-    replaced.
+    SOURCE is .csv, .csv.gz, .parquet, .arrow or .feather, or a folder of these. No cell is read, so the draft contains
+    column names only, and every column is drafted as a number; a .csv needs --header to say whether its first line
+    names the columns. dpdist release of a file with words drafts one by what its cells look like. Correct the kinds,
+    and fill in categories, from public knowledge, never from the data. An existing file is not replaced.
     """
     from dpdist.core.pipeline.sources import draft_schema  # noqa: PLC0415 - its readers are slow to import
 
@@ -133,22 +134,18 @@ def schema_command(source: SourceLocation, draft: Path | None, ingest_options: I
     if draft is None:
         show(json.dumps({"draft": text}) if as_json else text.rstrip())
         return
-    try:
-        with draft.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise DataError(f"{draft} cannot be written: {error.strerror}. Choose another name for the draft.") from None
-    columns, blanks = text.count("\n[[column]]"), text.count("  # fill in")
-    following = (
-        f"dpdist ingest {shlex.quote(str(source))} ROWS --schema {shlex.quote(str(draft))} "
-        f"{'' if header is None else f'--header {header} '}--budget-epsilon E --budget-delta D"
-    )
+    write_draft(draft, text)
+    columns, blanks = text.count("\n[[column]]"), blanks_of(text)
+    asked = "" if header is None else f" --header {header}"
+    following = f"dpdist ingest {shlex.quote(str(source))} ROWS --budget-epsilon E --budget-delta D"
+    if isinstance(source, Path) and source.is_file():
+        following = f"dpdist release {shlex.quote(str(source))} RELEASE --epsilon E --delta D"
+    following += f" --schema {shlex.quote(str(draft))}{asked}"
     answer(
         as_json,
         {"schema": str(draft), "columns": columns, "blanks": blanks, "next": following},
-        f"{draft}: a draft of {counted(columns, 'column')}, with {counted(blanks, 'blank')} to fill in from public "
-        'knowledge, never from the data. Its first lines explain how; omit columns with kind = "ignored".'
-        f"\n{NEXT}{following}",
+        f"{draft}: a draft of {counted(columns, 'column')}. Correct the kinds and fill in the blanks from public "
+        f"knowledge, never from the data, and set confirmed = true.\n{NEXT}{following}",
     )
 
 
@@ -218,16 +215,16 @@ def _condition(total: Release, *, disjoint: bool) -> str:
 )  # fmt: skip
 @click.option(
     "--quantile",
-    help="Share of rows that the clip norm should leave unchanged. [default: 0.95, or chosen by --components]",
+    help="Share of rows that the clip norm should leave unchanged. [default: 0.95, or chosen by --clip-components]",
 )
 @click.option(
-    "--components",
+    "--clip-components",
     type=click.IntRange(min=1),
     metavar="K",
     help="Choose the quantile that minimises the total error of K components from noise and clipping. Omit it if you "
     "need the whole matrix.",
 )
-@click.option("--release-epsilon", metavar="E", help="With --components: the epsilon of the planned release.")
+@click.option("--release-epsilon", metavar="E", help="With --clip-components: the epsilon of the planned release.")
 @click.option(
     "--grid",
     default=str(NormGrid()),
@@ -239,16 +236,16 @@ def _condition(total: Release, *, disjoint: bool) -> str:
 @partial(cluster_options, trusted=True)
 @json_option
 def bound(
-    rows: AnyStore, release_options: ReleaseOptions, quantile: str | None, components: int | None,
+    rows: AnyStore, release_options: ReleaseOptions, quantile: str | None, clip_components: int | None,
     release_epsilon: str | None, grid: str, ledger: LedgerAddress | None, cluster: Cluster, as_json: bool,
 ) -> None:  # fmt: skip
     """Choose the clip norm of ROWS privately: a quantile of the row norms, for a small epsilon.
 
     The ledger is charged once, for a noisy histogram of the norms. Repeating the command is free, even with a
-    different --quantile or --components. The exit code is 4 if the quantile may lie outside the grid.
+    different --quantile or --clip-components. The exit code is 4 if the quantile may lie outside the grid.
     """
     choice = clip_norm.choose_clip_norm(
-        rows, norms_request_from(release_options, grid), quantile, components=components,
+        rows, norms_request_from(release_options, grid), quantile, clip_components=clip_components,
         release_epsilon=release_epsilon, ledger=ledger, cluster=cluster,
         budget_delta=release_options.delta is None, say=say,
     )  # fmt: skip
@@ -259,7 +256,7 @@ def bound(
         click.get_current_context().exit(DataError.exit_code)
 
 
-def next_command(rows: AnyStore, choice: clip_norm.ClipChoice, centre: str | None, scale: str) -> str | None:
+def next_command(rows: AnyStore, choice: clip_norm.ClipChoice, centre: str | None, scale: str | None) -> str | None:
     """Return the release command to complete, or None if no clip norm was chosen."""
     if choice.clip is None:
         return None

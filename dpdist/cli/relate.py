@@ -67,18 +67,18 @@ def relate(
         raise UsageError("--feasible is for the table of two variables with categories: tests keep what was released.")
     possible = nearest_of(held, BARS) if feasible else None
     lengths = clipped_rows(opened, _places(held, [name for name in (first, second) if name is not None]))
-    found: dict[str, Any]
+    result: dict[str, Any]
     if first is None:
-        found, body = _of_pairs(relations(held), None)
+        result, body = _of_pairs(relations(held), None)
     elif second is None:
-        found, body = _of_pairs(relations(held, first), held.named(first))
+        result, body = _of_pairs(relations(held, first), held.named(first))
         if first in held.categorical:
             own = counts(held, first)
-            found, body = {**found, "counts": _counts_json(own)}, f"{counts_text(own)}\n\n{body}"
+            result, body = {**result, "counts": _counts_json(own)}, f"{counts_text(own)}\n\n{body}"
     else:
-        found, body = _of_two(held, relation(held, first, second), percent, possible, clipped=bool(lengths.unknown))
+        result, body = _of_two(held, relation(held, first, second), percent, possible, clipped=bool(lengths.unknown))
     if out is not None:
-        write_table(out, _columns_of(found), opened, "table")
+        write_table(out, _columns_of(result), opened, "table")
     rows = counted(round(held.rows), "row")
     remark = f"{'' if held.public else 'About '}{rows}: {lengths.describe().removeprefix('of ')}."
     unknown = lengths.unknown and f"For the rows as they are, means and strengths of numbers are {lengths.unknown}."
@@ -88,7 +88,7 @@ def relate(
         "release": str(release), "status": opened.status, "rows": held.rows, "cautions": list(opened.cautions),
         "unit": None if opened.unit is None else opened.unit.to_json(), "about": lengths.describe(),
         "shortened": lengths.to_json(), "left_out": held.left_out,
-        **({"feasible": done} if done else {}), **found,
+        **({"feasible": done} if done else {}), **result,
     }  # fmt: skip
     mark = "" if opened.status == "private" else f"{opened.status.upper()}: do not publish it.\n"
     answer(as_json, value, f"{mark}{body}\n{wrapped(' '.join(filter(None, remarks)))}")
@@ -103,100 +103,100 @@ def _places(held: Variables, names: list[str]) -> list[int] | None:
     return [*numbers, *(place for name in known if name in held.categorical for place in held.categorical[name].places)]
 
 
-def _of_pairs(found: list[Relation], name: str | None) -> tuple[dict[str, Any], str]:
-    if not found:
+def _of_pairs(result: list[Relation], name: str | None) -> tuple[dict[str, Any], str]:
+    if not result:
         raise UsageError("A release of one variable has no pairs.")
-    return {"associations": [each.to_json() for each in found]}, relations_text(found, name)
+    return {"associations": [each.to_json() for each in result]}, relations_text(result, name)
 
 
 def _of_two(
-    held: Variables, found: Relation, percent: str | None, possible: Feasible | None, *, clipped: bool
+    held: Variables, result: Relation, percent: str | None, possible: Feasible | None, *, clipped: bool
 ) -> tuple[dict[str, Any], str]:
     """Return the answer about two variables, as JSON values and as text."""
-    value: dict[str, Any] = {"association": found.to_json()}
-    sentence = wrapped(relation_text(found))
-    if found.first in held.categorical and found.second in held.categorical:
-        table = crosstab(held, found.first, found.second)
+    value: dict[str, Any] = {"association": result.to_json()}
+    sentence = wrapped(relation_text(result))
+    if result.first in held.categorical and result.second in held.categorical:
+        table = crosstab(held, result.first, result.second)
         if possible is not None:
-            table = table.with_counts(possible.table(found.first, found.second))
+            table = table.with_counts(possible.table(result.first, result.second))
         return {**value, "table": _table_json(table)}, f"{table_text(table, percent)}\n{sentence}"
-    if found.first in held.numeric and found.second in held.numeric:
-        slope = _slope(held, found)
+    if result.first in held.numeric and result.second in held.numeric:
+        slope = _slope(held, result)
         if slope is None:
             return value, sentence
         return {**value, "slope": slope.coefficients[0].to_json()}, "\n".join(
-            [sentence, wrapped(slope_text(held.numeric[found.first], held.numeric[found.second], slope))]
+            [sentence, wrapped(slope_text(held.numeric[result.first], held.numeric[result.second], slope))]
         )
-    number, by = held.number_and_category(found.first, found.second)
+    number, by = held.number_and_category(result.first, result.second)
     means = group_means(held, number, by)
     value |= {"means": _means_json(means), "differences": _differences_json(means)}
     return value, f"{means_text(means, clipped=clipped)}\n{sentence}"
 
 
-def _slope(held: Variables, found: Relation) -> Regression | None:
+def _slope(held: Variables, result: Relation) -> Regression | None:
     """Return the regression of one number on the other; None where it drowns."""
     try:
-        places = [held.numeric[name].place for name in (found.first, found.second)]
+        places = [held.numeric[name].place for name in (result.first, result.second)]
         (fit,) = regressions(held.release, places[:1], places[1:], None, source_units(held.release))
     except (UsageError, BelowNoiseError):
         return None
     return None if fit.ridge else fit  # a ridge would make it smaller
 
 
-def _counts_json(found: Counts) -> list[dict[str, Any]]:
+def _counts_json(result: Counts) -> list[dict[str, Any]]:
     return [
         {
-            found.variable.name: name, "rows": float(found.estimates[i]), "low": float(found.intervals[i, 0]),
-            "high": float(found.intervals[i, 1]), **_share("share", found.shares, i),
+            result.variable.name: name, "rows": float(result.estimates[i]), "low": float(result.intervals[i, 0]),
+            "high": float(result.intervals[i, 1]), **_share("share", result.shares, i),
         }
-        for i, name in enumerate(found.variable.categories)
+        for i, name in enumerate(result.variable.categories)
     ]  # fmt: skip
 
 
-def _table_json(found: Crosstab) -> list[dict[str, Any]]:
+def _table_json(result: Crosstab) -> list[dict[str, Any]]:
     return [
         {
-            found.rows.name: row, found.columns.name: column, "rows": float(found.estimates[i, j]),
-            "low": float(found.intervals[i, j, 0]), "high": float(found.intervals[i, j, 1]),
-            "shrunk": float(found.shrunk[i, j]), **_share("of_row", found.of_rows, i, j),
-            **_share("of_column", found.of_columns, i, j), **_share("of_all", found.of_all, i, j),
+            result.rows.name: row, result.columns.name: column, "rows": float(result.estimates[i, j]),
+            "low": float(result.intervals[i, j, 0]), "high": float(result.intervals[i, j, 1]),
+            "shrunk": float(result.shrunk[i, j]), **_share("of_row", result.of_rows, i, j),
+            **_share("of_column", result.of_columns, i, j), **_share("of_all", result.of_all, i, j),
         }
-        for i, row in enumerate(found.rows.categories)
-        for j, column in enumerate(found.columns.categories)
+        for i, row in enumerate(result.rows.categories)
+        for j, column in enumerate(result.columns.categories)
     ]  # fmt: skip
 
 
-def _means_json(found: GroupMeans) -> list[dict[str, Any]]:
+def _means_json(result: GroupMeans) -> list[dict[str, Any]]:
     return [
         {
-            found.variable.name: name, "rows": float(found.counts[i]),
-            "rows_low": float(found.counts[i] - NORMAL * found.count_deviation),
-            "rows_high": float(found.counts[i] + NORMAL * found.count_deviation),
-            "mean": _finite(found.means.estimates[i]),
-            "low": _finite(found.means.intervals[i, 0]), "high": _finite(found.means.intervals[i, 1]),
+            result.variable.name: name, "rows": float(result.counts[i]),
+            "rows_low": float(result.counts[i] - NORMAL * result.count_deviation),
+            "rows_high": float(result.counts[i] + NORMAL * result.count_deviation),
+            "mean": _finite(result.means.estimates[i]),
+            "low": _finite(result.means.intervals[i, 0]), "high": _finite(result.means.intervals[i, 1]),
         }
-        for i, name in enumerate(found.variable.categories)
+        for i, name in enumerate(result.variable.categories)
     ]  # fmt: skip
 
 
-def _differences_json(found: GroupMeans) -> list[dict[str, Any]]:
+def _differences_json(result: GroupMeans) -> list[dict[str, Any]]:
     """Return the difference of the means of each two groups, with its 95 % interval."""
-    names, reach = found.variable.categories, NORMAL * found.deviations
+    names, reach = result.variable.categories, NORMAL * result.deviations
     return [
         {
-            "of": names[i], "less": names[j], "difference": _finite(found.differences[i, j]),
-            "low": _finite(found.differences[i, j] - reach[i, j]),
-            "high": _finite(found.differences[i, j] + reach[i, j]),
+            "of": names[i], "less": names[j], "difference": _finite(result.differences[i, j]),
+            "low": _finite(result.differences[i, j] - reach[i, j]),
+            "high": _finite(result.differences[i, j] + reach[i, j]),
         }
         for i in range(len(names))
         for j in range(i)
     ]  # fmt: skip
 
 
-def _share(name: str, found: Ratios, *place: int) -> dict[str, float | None]:
+def _share(name: str, result: Ratios, *place: int) -> dict[str, float | None]:
     """Return a share with the ends of its interval."""
-    low, high = found.intervals[place]
-    return {name: _finite(found.estimates[place]), f"{name}_low": _finite(low), f"{name}_high": _finite(high)}
+    low, high = result.intervals[place]
+    return {name: _finite(result.estimates[place]), f"{name}_low": _finite(low), f"{name}_high": _finite(high)}
 
 
 def _finite(value: Any) -> float | None:
@@ -204,9 +204,9 @@ def _finite(value: Any) -> float | None:
     return number if abs(number) < float("inf") else None
 
 
-def _columns_of(found: dict[str, Any]) -> dict[str, list[object]]:
+def _columns_of(result: dict[str, Any]) -> dict[str, list[object]]:
     """Return the rows of an answer as columns."""
-    rows = next((found[key] for key in ("table", "means", "associations") if key in found), None)
-    rows = [found["association"]] if rows is None else rows
+    rows = next((result[key] for key in ("table", "means", "associations") if key in result), None)
+    rows = [result["association"]] if rows is None else rows
     flat = [{**row, **{k: ", ".join(v) for k, v in row.items() if isinstance(v, list)}} for row in rows]
     return {name: [row[name] for row in flat] for name in flat[0]}

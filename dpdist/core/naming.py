@@ -38,7 +38,8 @@ _FUNCTIONS = {
     "d": "columns",
 }  # fmt: skip
 _ESTIMATORS = {
-    **_PARTS, **_CERTIFICATES, "budget_delta": "budget_delta", "components": "n_components", "id": "name",
+    **_PARTS, **_CERTIFICATES, "budget_delta": "budget_delta", "components": "n_components",
+    "clip_components": "n_components", "id": "name",
     "for_reproduction": "for_reproduction to dpdist.ReleaseRequest",
 }  # fmt: skip
 _BUDGET = {**_PARTS, "budget_delta_reserve": "delta_reserve"}

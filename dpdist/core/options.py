@@ -51,8 +51,8 @@ class Components(str):
         return int(self) if self.isdecimal() else float(self)
 
 
-PRIVACY, CLIP, READING, WHERE, EXPERT = (
-    "Privacy", "Clip and scale", "Reading the source", "Where to compute", "Expert",
+PRIVACY, CLIP, READING, ARRAYS, WHERE, EXPERT = (
+    "Privacy", "Clip and scale", "Reading the source", "Arrays and genotypes", "Where to compute", "Expert",
 )  # fmt: skip
 FILE, WORD, FLAG, WHOLE = "a path in quotes", "text in quotes", "true or false", "a whole number"
 AMOUNT = "a number, such as 2, 0.5 or 1e-6"
@@ -95,10 +95,10 @@ class BudgetOptions(Options, frozen=True, kw_only=True):
     budget_delta: Annotated[Amount | None, option("Largest total delta of all releases.", AMOUNT, PRIVACY)] = None
     budget_pure: Annotated[
         Amount | None,
-        option("Part of epsilon reserved for releases that are not Gaussian.", AMOUNT, PRIVACY),
+        option("Part of epsilon reserved for releases that are not Gaussian.", AMOUNT, EXPERT),
     ] = None
     budget_delta_reserve: Annotated[
-        Amount | None, option("Part of delta for releases that have a delta and are not Gaussian.", AMOUNT, PRIVACY)
+        Amount | None, option("Part of delta for releases that have a delta and are not Gaussian.", AMOUNT, EXPERT)
     ] = None
 
     @property
@@ -120,14 +120,14 @@ class IngestOptions(BudgetOptions, frozen=True, kw_only=True):
         option("Names of the columns to keep, in this order.", "a list of at least one column name", READING),
     ] = None
     variable: Annotated[
-        str | None, option("The array of rows, if a .nc, .zarr, .npz or .h5ad contains several.", WORD, READING)
+        str | None, option("The array of rows, if a .nc, .zarr, .npz or .h5ad contains several.", WORD, ARRAYS)
     ] = None
     rows_dimension: Annotated[
         str | None,
-        option("The dimension of an array along its rows [default: the first].", WORD, READING, "NAME"),
+        option("The dimension of an array along its rows [default: the first].", WORD, ARRAYS, "NAME"),
     ] = None
     missing: Annotated[
-        int | None, option("Allele count for a missing genotype: 0, 1 or 2 [default: refuse].", WHOLE, READING)
+        int | None, option("Allele count for a missing genotype: 0, 1 or 2 [default: refuse].", WHOLE, ARRAYS)
     ] = None
     genotypes: Annotated[
         dict[str, str],
@@ -136,7 +136,7 @@ class IngestOptions(BudgetOptions, frozen=True, kw_only=True):
             "public allele frequencies; a missing genotype becomes twice its frequency; standardise=yes: "
             "standardise by these frequencies.",
             'a table, such as {multiallelic = "skip"}',
-            READING,
+            ARRAYS,
         ),
     ] = {}
     header: Annotated[
@@ -174,7 +174,7 @@ class IngestOptions(BudgetOptions, frozen=True, kw_only=True):
             PRIVACY,
         ),
     ] = None
-    keep: Annotated[Keep | None, option("Which rows to keep [default: first].", '"first" or "random"', PRIVACY)] = None
+    keep: Annotated[Keep | None, option("Which rows to keep [default: first].", '"first" or "random"', EXPERT)] = None
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -185,7 +185,7 @@ class IngestOptions(BudgetOptions, frozen=True, kw_only=True):
 class ReleaseOptions(Options, frozen=True, kw_only=True):
     """A release of rows."""
 
-    epsilon: Annotated[Amount, option("Privacy loss epsilon, in steps of a millionth.", AMOUNT, PRIVACY)]
+    epsilon: Annotated[Amount, option("Privacy loss epsilon, such as 1 or 0.5.", AMOUNT, PRIVACY, "NUMBER")]
     clip: Annotated[
         Clip | None,
         option(
@@ -193,15 +193,16 @@ class ReleaseOptions(Options, frozen=True, kw_only=True):
             "it from a private histogram of row norms (after scaling, with a private scale). auto, with a scale: "
             "1.75 sqrt(d), where d leaves out columns with nearly all values in one bin; as private, where all rows of "
             "a privacy unit are kept: C is then the norm of their moment. schema, without scale and "
-            "centre of your own: the norm that no row of the schema exceeds. [default: auto, with a private scale and "
-            "centre unless they are given]",
+            "centre of your own: the norm that no row of the schema exceeds [default: auto].",
             'a number, such as 8.5, "private", "auto" or "schema"',
             CLIP,
         ),
     ] = None
     delta: Annotated[
         Amount | None,
-        option("Privacy loss delta. Omit it for pure differential privacy.", "a number, such as 1e-6", PRIVACY),
+        option(
+            "Privacy loss delta. Omit it for pure differential privacy.", "a number, such as 1e-6", PRIVACY, "NUMBER"
+        ),
     ] = None
     mechanism: Annotated[
         str | None,
@@ -209,7 +210,7 @@ class ReleaseOptions(Options, frozen=True, kw_only=True):
             f"Mechanism [default: {RECOMMENDED[0]} with a delta, {RECOMMENDED[1]} without; dpdist mechanisms --all "
             "lists the others].",
             WORD,
-            PRIVACY,
+            EXPERT,
             "NAME",
             examples=list(MECHANISMS),
         ),
@@ -220,7 +221,7 @@ class ReleaseOptions(Options, frozen=True, kw_only=True):
             "Neighbouring tables. replace-one: they differ in the values of one row. add-remove: one has an extra row, "
             "so the number of rows is private.",
             " or ".join(f'"{relation}"' for relation in Neighbours),
-            PRIVACY,
+            EXPERT,
         ),
     ] = Neighbours.REPLACE_ONE
     centre: Annotated[
@@ -228,23 +229,24 @@ class ReleaseOptions(Options, frozen=True, kw_only=True):
         option(
             "private: release the mean as well, at no cost. schema: the same, with categories and booleans about "
             "public middles. none; or a file (.npz, .npy, .json) with a public centre and scale of each column, or a "
-            "release.zarr, whose centre and scale are reused [default: schema, for rows with categories or booleans "
-            "in a schema; otherwise none].",
+            "release.zarr, whose centre and scale are reused [default: private, if no clip norm is given; schema, for "
+            "rows with categories or booleans in a schema; otherwise none].",
             '"none", "private", "schema" or a path',
             CLIP,
             "[none|private|schema|FILE]",
         ),
     ] = None
     scale: Annotated[
-        str,
+        str | None,
         option(
             "private: first choose a scale for each column, and a centre unless one is given, from private histograms; "
-            "with periods, of the first period. Or a file (.npz, .npy, .json) with a public scale.",
+            "with periods, of the first period. Or a file (.npz, .npy, .json) with a public scale [default: private, "
+            "if no clip norm and no scale is given; otherwise none].",
             '"none", "private" or a path',
             CLIP,
             "[none|private|FILE]",
         ),
-    ] = "none"
+    ] = None
     scale_share: Annotated[
         Amount | None,
         option(
@@ -278,9 +280,9 @@ class ReleaseOptions(Options, frozen=True, kw_only=True):
         dict[str, Any],
         option("Parameters of the mechanism, by their names.", "a table, such as {components = 10}", EXPERT),
     ] = {}
-    id: Annotated[str | None, option("Release id [default: from data set and parameters].", WORD, PRIVACY)] = None
+    id: Annotated[str | None, option("Release id [default: from data set and parameters].", WORD, EXPERT)] = None
     accept_large_delta: Annotated[
-        bool, option("Allow a delta of 1/n or more, which would permit publishing a random row.", FLAG, PRIVACY)
+        bool, option("Allow a delta of 1/n or more, which would permit publishing a random row.", FLAG, EXPERT)
     ] = False
     ledger: Annotated[
         str | None,
@@ -288,7 +290,7 @@ class ReleaseOptions(Options, frozen=True, kw_only=True):
             "Folder of the ledger, or the address of a PostgreSQL database without a password [default: path of the "
             "rows with the suffix .ledger].",
             "a path or an address in quotes",
-            PRIVACY,
+            EXPERT,
         ),
     ] = None
 
@@ -296,10 +298,10 @@ class ReleaseOptions(Options, frozen=True, kw_only=True):
 class RequestOptions(ReleaseOptions, frozen=True, kw_only=True):
     """A release, with the options that a job file has elsewhere or not at all."""
 
-    components: Annotated[
+    clip_components: Annotated[
         int | None,
         option(
-            "With a private clip norm: choose the one best suited to K components [default: the 0.95-quantile].",
+            "With --clip private: choose the norm best suited to K components [default: the 0.95-quantile].",
             WHOLE,
             CLIP,
             "K",
@@ -340,12 +342,21 @@ class ComponentsOptions(Options, frozen=True, kw_only=True):
         ),
     ]
     correlation: Annotated[
-        bool,
+        bool | None,
         option(
-            "Use the correlation matrix, computed from the released variances; columns below the noise are left out.",
+            "Use the correlation matrix, computed from the released variances without columns below the noise, or the "
+            "covariance or second moment in the units of the rows [default: correlation, if the release has a mean].",
             FLAG,
         ),
-    ] = False
+    ] = None
+    drop_first: Annotated[
+        bool,
+        option(
+            "Omit the first column of each categorical variable from the correlation matrix: the other columns "
+            "determine it [default: omit it].",
+            FLAG,
+        ),
+    ] = True
 
 
 class ClusterOptions(Options, frozen=True, kw_only=True):

@@ -118,8 +118,8 @@ def require_category(schema: Schema | None, target: str) -> None:
             f"{target!r} is no boolean or category of the schema. These are: {', '.join(named) or 'none'}."
         )
     column = columns[target]
-    if column.kind == "boolean" and column.indicated:
-        raise UsageError(f"The boolean {target!r} may be missing, and so has three classes. Make it a category.")
+    if column.indicated and not column.one_hot:
+        raise UsageError(f'The boolean {target!r} has missing = "pairwise". Use missing = "indicator", three classes.')
     if column.one_hot and column.width < 2:
         raise UsageError(f"{target!r} has one category, so there is nothing to predict.")
 

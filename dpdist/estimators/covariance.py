@@ -72,6 +72,8 @@ class PrivateCovariance(PrivateEstimator):
     errors_ : ndarray or None
         (d, d) float64: standard deviation of the noise in each released entry, without the contribution of the mean,
         which is of lower order. None if the mechanism states no variance.
+    below_noise_ : tuple of int
+        The columns whose variance is below the noise.
     guarantee_, release_ : Guarantee, Release
         See :class:`dpdist.PrivatePCA`.
     n_features_in_, feature_names_in_ : int, ndarray of str
@@ -305,6 +307,42 @@ class PrivateCovariance(PrivateEstimator):
         squared_norm /= len(difference) if scaling else 1
         return squared_norm if squared else math.sqrt(squared_norm)
 
+    def summary(self) -> str:
+        """Return means, standard deviations, the strongest correlations and the guarantee as text, to be printed.
+
+        Everything in it is public.
+        """
+        check_is_fitted(self, "covariance_")
+        from dpdist.estimators import coefficients  # noqa: PLC0415 - slow to import
+
+        with naming(ESTIMATORS):
+            return coefficients.covariance_summary(self)
+
+    def plot(self, *, axes: Any = None) -> Any:
+        """Draw the correlations as a heat map, with crosses where the interval contains 0.
+
+        It needs matplotlib (extra ``plots``). Everything in the picture is public.
+
+        Parameters
+        ----------
+        axes : matplotlib.axes.Axes, default None
+            Where to draw. None: in a new figure.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+
+        Raises
+        ------
+        UsageError
+            If nothing is above the noise, a parameter is invalid, or matplotlib is not installed.
+        """
+        check_is_fitted(self, "covariance_")
+        from dpdist.estimators import coefficients  # noqa: PLC0415 - slow to import
+
+        with naming(ESTIMATORS):
+            return coefficients.covariance_plot(self, axes)
+
     def _partial(self) -> tuple[Partial, Callable[[Matrix], Matrix]]:
         """Return the partial correlations of the columns with weight, and a function that expands them to d columns."""
         check_is_fitted(self, "covariance_")
@@ -319,6 +357,7 @@ class PrivateCovariance(PrivateEstimator):
         self.covariance_, self.location_, self.errors_ = result.matrix, result.location, result.errors
         self.correlation_ = result.correlation
         self.precision_ = result.precision
+        self.below_noise_ = result.drowned
         self.covariance_intervals_ = result.intervals
         self.correlation_intervals_ = result.correlation_intervals
         if result.seen == 0:

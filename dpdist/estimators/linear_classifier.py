@@ -187,6 +187,44 @@ class LinearClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
         weights = None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
         return float(np.average(known[np.arange(len(known)), places], weights=weights))
 
+    def summary(self) -> str:
+        """Return the coefficients of each class, with intervals if there are some, and the guarantee as text.
+
+        Everything in it is public.
+        """
+        check_is_fitted(self, "coef_")
+        from dpdist.estimators import coefficients  # noqa: PLC0415 - slow to import
+
+        with naming(ESTIMATORS):
+            return coefficients.classifier_summary(self)
+
+    def plot(self, target: object = None, *, axes: Any = None) -> Any:
+        """Draw the coefficients of a class per standard deviation of each column, with intervals if there are some.
+
+        It needs matplotlib (extra ``plots``). Everything in the picture is public.
+
+        Parameters
+        ----------
+        target : object, default None
+            The class, one of ``classes_``. None: the second of two, or the first of several.
+        axes : matplotlib.axes.Axes, default None
+            Where to draw. None: in a new figure.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+
+        Raises
+        ------
+        UsageError
+            If nothing is above the noise, a parameter is invalid, or matplotlib is not installed.
+        """
+        check_is_fitted(self, "coef_")
+        from dpdist.estimators import coefficients  # noqa: PLC0415 - slow to import
+
+        with naming(ESTIMATORS):
+            return coefficients.classifier_plot(self, target, axes)
+
     def _coded(self, y: Any) -> Any:
         """Return which class each row has, (n, k); of a source, as its schema reads it."""
         if self._target is None:
@@ -246,6 +284,7 @@ class LinearClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
         known = [False, True] if len(variable.places) == 1 else variable.categories
         self.classes_ = np.array(known if classes is None else classes)
         self._target = None if classes is not None else columns.target  # in the schema of the source
+        self._features = columns.features
         self._fills = {
             name: fill for name, fill in zip(columns.features, columns.fills, strict=True) if fill is not None
         }

@@ -15,10 +15,18 @@ from dpdist.core.ingest.readers.base import counts_rows
 from dpdist.core.ledger.register import REGISTER
 from dpdist.core.naming import ESTIMATORS, naming, parameter
 from dpdist.core.paths import text_of
+from dpdist.core.pipeline.reading import drafted
+from dpdist.core.pipeline.said import Reading
 from dpdist.core.pipeline.table import rows_of_file
 from dpdist.core.privacy.guarantee import Neighbours, Number, PrivacyLoss, neighbours_of
-from dpdist.core.rows.automatic import TextColumns, require_owner, schema_of_numbers, whose_rows
+from dpdist.core.rows.automatic import (
+    TextColumns,
+    require_owner,
+    schema_of_numbers,
+    whose_rows,
+)
 from dpdist.core.rows.columns import Column
+from dpdist.core.rows.draft import Looks, SchemaNeededError
 from dpdist.core.rows.encoding import UnfitError, columns_of, is_text, types_of
 from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.units import Owner, spelled
@@ -121,22 +129,12 @@ def private_pca(
             raise UsageError("say must be a function of a text, such as print.")
         owner = Owner(privacy_unit, max_rows, each_row_is_a_person)
         if isinstance(table, str | os.PathLike):
-            budget = None
-            if "ledger" in parameters or "budget" in parameters:
-                raise UsageError(f"The ledger of a file is next to it. Leave {parameter('ledger')} and budget out.")
-            if "budget_delta" in parameters and "budget_epsilon" not in parameters:
-                raise UsageError(f"{parameter('budget_delta')} needs {parameter('budget_epsilon')}.")
-            if "budget_epsilon" in parameters:
-                budget_delta = parameters.pop("budget_delta", None) or delta or 0
-                budget = PrivacyLoss.parse(str(parameters.pop("budget_epsilon")), str(budget_delta))
+            budget = _budget(parameters, delta)
             estimator = PrivatePCA(n_components, correlation=correlation, epsilon=epsilon, delta=delta, **parameters)
-            rows = rows_of_file(
-                Path(text_of(table)), request_of(estimator), budget=budget, schema=schema, header=header, owner=owner,
-                say=say, cluster=estimator.cluster,
-            )  # fmt: skip
-            estimator.ledger = str(rows.ledger)
-            return estimator.fit(rows.table.path)
+            return _of_file(Path(text_of(table)), estimator, budget, Reading(schema, header, owner), say)
         described = None if schema is None else schema if isinstance(schema, Schema) else Schema.read(schema)
+        if described is not None and described.each_row_is_a_person:
+            owner = Owner(privacy_unit, max_rows, each_row=True)
         if _takes_missing(described, parameters):
             parameters = {"missing": "centre", **parameters}
         estimator = PrivatePCA(n_components, correlation=correlation, epsilon=epsilon, delta=delta, **parameters)
@@ -162,6 +160,31 @@ def private_pca(
         if not estimator.fresh_:
             say("Returned again, not charged.")
         return estimator
+
+
+def _budget(parameters: dict[str, Any], delta: Number | None) -> PrivacyLoss | None:
+    """Take the budget of a file out of the parameters."""
+    if "ledger" in parameters or "budget" in parameters:
+        raise UsageError(f"The ledger of a file is next to it. Leave {parameter('ledger')} and budget out.")
+    if "budget_epsilon" not in parameters:
+        if "budget_delta" in parameters:
+            raise UsageError(f"{parameter('budget_delta')} needs {parameter('budget_epsilon')}.")
+        return None
+    budget_delta = parameters.pop("budget_delta", None) or delta or 0
+    return PrivacyLoss.parse(str(parameters.pop("budget_epsilon")), str(budget_delta))
+
+
+def _of_file(
+    file: Path, estimator: PrivatePCA, budget: PrivacyLoss | None, said: Reading, say: Callable[[str], None]
+) -> PrivatePCA:
+    """Fit an estimator to a file, whose rows are stored next to it."""
+    request = request_of(estimator)
+    try:
+        rows = rows_of_file(file, request, budget=budget, said=said, say=say, cluster=estimator.cluster)
+    except SchemaNeededError as error:
+        raise DataError(f"{error} Then pass {parameter('schema', error.path)}.") from None
+    estimator.ledger = str(rows.ledger)
+    return estimator.fit(rows.table.path)
 
 
 def _takes_missing(described: Schema | None, parameters: Mapping[str, Any]) -> bool:
@@ -258,16 +281,24 @@ def _without(table: Any, kept: Sequence[str], described: Schema | None) -> str:
 
 def _decided(frame: Any, owner: Owner, *, lazy: bool) -> Schema:
     """Return the schema of a DataFrame of numbers; no cell of a lazy one is read before the rows are summed."""
-    kinds, found, mixed = types_of(frame), TextColumns(), set[str]()
+    kinds, found, mixed = types_of(frame), TextColumns(), dict[str, Looks]()
     for name in (name for name, kind in kinds.items() if is_text(kind)):
         try:
             if lazy:
-                mixed.add(name)
+                mixed[name] = Looks.WORDS
             else:
                 found.add(name, columns_of(frame, [name])[name])
         except UnfitError:
-            mixed.add(name)
-    return schema_of_numbers(
-        "The table", list(kinds), list(kinds.values()), found.unclear | mixed, set(filter(counts_rows, kinds)), owner,
-        None, named=False,
-    )  # fmt: skip
+            mixed[name] = Looks.WORDS
+    try:
+        return schema_of_numbers(
+            "The table",
+            list(kinds),
+            list(kinds.values()),
+            found.unclear | mixed,
+            set(filter(counts_rows, kinds)),
+            owner,
+        )
+    except SchemaNeededError as error:
+        needed = drafted(Path("table"), error)
+        raise DataError(f"{needed} Then pass {parameter('schema', needed.path)}.") from None

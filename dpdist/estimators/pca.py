@@ -82,7 +82,8 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         (k, 2): intervals of these ratios that account for the noise, with ``correlation=True``
         (:mod:`dpdist.answers.correlation`); otherwise None.
     left_out_ : tuple of str
-        With ``correlation=True``, names of the columns below the noise. Their loadings are 0.
+        With ``correlation=True``, names of the columns below the noise, and of the first column of each categorical
+        variable, which the others determine. Their loadings are 0.
     score_variances_, score_variance_intervals_ : ndarray or None
         (k,) and (k, 2) float64: variance of the scores of the clipped rows on each component, which is below the
         released eigenvalue, and its interval. Intervals hold in nine of ten releases or more on average (measured:
@@ -398,17 +399,18 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         with naming(ESTIMATORS):
             return views.summary_of(self)
 
-    def plot(self, kind: str = "scree", *, component: int = 0, axes: Any = None) -> Any:
+    def plot(self, kind: str = "scree", *, component: int = 1, axes: Any = None) -> Any:
         """Draw the fitted components with matplotlib (extra ``plots``). Everything in the picture is public.
 
         Parameters
         ----------
         kind : {"scree", "loadings", "circle"}, default "scree"
-            ``"scree"``: all eigenvalues with intervals and the edge of the noise or, with ``correlation=True``, shares
-            of variance. ``"loadings"``: the largest loadings of one component, with intervals where they are known.
-            ``"circle"``: with ``correlation=True``, correlations of the columns with components 1 and 2.
-        component : int, default 0
-            The component of ``"loadings"``, from 0.
+            ``"scree"``: all eigenvalues with intervals or, with ``correlation=True``, shares of variance, and how many
+            components can be distinguished from noise. ``"loadings"``: the largest loadings of one component, with
+            intervals where they are known. ``"circle"``: with ``correlation=True``, correlations of the columns with
+            components 1 and 2.
+        component : int, default 1
+            The component of ``"loadings"``, counted from 1.
         axes : matplotlib.axes.Axes, default None
             Where to draw. None: in a new figure.
 

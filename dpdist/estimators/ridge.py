@@ -300,6 +300,44 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
         fits.warn_of_score(self)
         return float(r2)
 
+    def summary(self) -> str:
+        """Return the coefficients of each target with intervals, R² and the guarantee as text, to be printed.
+
+        Everything in it is public.
+        """
+        check_is_fitted(self, "coef_")
+        from dpdist.estimators import coefficients  # noqa: PLC0415 - slow to import
+
+        with naming(ESTIMATORS):
+            return coefficients.ridge_summary(self)
+
+    def plot(self, target: str | None = None, *, axes: Any = None) -> Any:
+        """Draw the coefficients of a target in standard deviations, with intervals.
+
+        It needs matplotlib (extra ``plots``). Everything in the picture is public.
+
+        Parameters
+        ----------
+        target : str, default None
+            The target. None: the first one.
+        axes : matplotlib.axes.Axes, default None
+            Where to draw. None: in a new figure.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+
+        Raises
+        ------
+        UsageError
+            If nothing is above the noise, a parameter is invalid, or matplotlib is not installed.
+        """
+        check_is_fitted(self, "coef_")
+        from dpdist.estimators import coefficients  # noqa: PLC0415 - slow to import
+
+        with naming(ESTIMATORS):
+            return coefficients.ridge_plot(self, target, axes)
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.required = True
@@ -332,6 +370,7 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
         used = [i for i in columns if i not in unknown]
         ridge, components = _regularisation(self.ridge, self.n_components)
         results = regressions(release, targets, used, ridge, components=components)
+        self._results = results
         flat = isinstance(target, str) and len(results) == 1
         names = tuple(release.names[i] for i in columns)
         set_columns(self, len(names), user_names(names))

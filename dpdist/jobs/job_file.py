@@ -66,13 +66,15 @@ class Job:
     in_place: bool = False
     plan: Tree | Toeplitz = field(default_factory=lambda: Tree(1))
     window: int | None = None
-    correlation: bool = False
+    correlation: bool | None = None
+    drop_first: bool = True
     choices: Choices = field(default_factory=Choices)
 
     @property
     def needs_noise_distribution(self) -> bool:
         """Whether choosing the number of components needs the distribution of the noise."""
-        return self.components is None or not (isinstance(self.components, int) or self.correlation)
+        correlation = self.request.centred if self.correlation is None else self.correlation
+        return self.components is None or not (isinstance(self.components, int) or correlation)
 
     @property
     def known_columns(self) -> int | None:
@@ -202,7 +204,8 @@ def _job(
         in_place=rows.in_place,
         plan=make(lambda: _plan(release)),
         window=release.window,
-        correlation=pca is not None and pca.correlation,
+        correlation=None if pca is None else pca.correlation,
+        drop_first=pca is None or pca.drop_first,
         choices=make(lambda: _choices(rows, files.folder)),
     )
 
@@ -239,7 +242,7 @@ def _request(release: Release, files: _Files, number: float | None) -> ReleaseRe
     before = len(files.errors)
     shared = {name: getattr(release, name) for name in ReleaseOptions.__struct_fields__}
     components = number if release.clip == "private" and isinstance(number, int) else None
-    options = RequestOptions(**shared, components=components, period=release.period or "")
+    options = RequestOptions(**shared, clip_components=components, period=release.period or "")
     request = files.make(lambda: request_from(options, files.folder))
     if len(files.errors) > before:  # this reports the first mistake only; check the other keys too
         files.make(lambda: PrivacyLoss.parse(release.epsilon))
@@ -249,7 +252,7 @@ def _request(release: Release, files: _Files, number: float | None) -> ReleaseRe
         files.make(lambda: share_from(release.scale_share or "0.1"))
         if (bits := release.grid_bits) is not None:
             files.make(lambda: RowBound(1, 1.0, bits))
-        files.make(lambda: public_numbers(release.centre or "none", release.scale, files.folder))
+        files.make(lambda: public_numbers(release.centre or "none", release.scale or "none", files.folder))
     return request
 
 

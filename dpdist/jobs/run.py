@@ -88,8 +88,9 @@ def _run(job: Job, say: Callable[[str], None]) -> JobOutcome:
     say(described(outcome))
     if job.model is not None:
         model = fit_components(
-            job.release, job.model, job.components, correlation=job.correlation, cluster=job.cluster
-        ).model
+            job.release, job.model, job.components, correlation=job.correlation, drop_first=job.drop_first,
+            cluster=job.cluster,
+        ).model  # fmt: skip
         say(f"{job.model}: {counted(len(model.components.components), 'component')}.")
     if job.scores is not None and job.model is not None:
         _, fresh = project_rows(job.rows, job.model, job.scores, cluster=job.cluster)

@@ -253,7 +253,7 @@ class JobFile:
 
     def parameter(self, name: str, value: str | None) -> str:
         """Write ``clip in [release]`` or ``mechanism = "gaussian" in [release]``."""
-        name, dot, option = name.partition(".")
+        name, dot, option = ("components" if name == "clip_components" else name).partition(".")
         section = next((section for section, keys in KEYS.items() if name in keys and name != "path"), None)
         if section is None:
             return COMMAND_LINE.parameter(name + dot + option, value)
@@ -262,7 +262,7 @@ class JobFile:
             shown = "..." if value is None else value if number else json.dumps(value)
             return f"{name} = {{{option} = {shown}}} in [{section}]"
         kind = get_args(KEYS[section][name].type)[0]
-        if kind is bool:
+        if bool in kinds_of(kind):
             return f"{name} = {value or 'true'} in [{section}]"
         if value is None:
             return f"{name} in [{section}]"

@@ -133,7 +133,9 @@ def _fit(job: Job, path: Path, model: Path, say: Callable[[str], None]) -> Path 
     """Write the components of a total or a window; None if all are below the noise."""
     make_public_folder(model.parent)
     try:
-        fitted = fit_components(path, model, job.components, correlation=job.correlation, cluster=job.cluster).model
+        fitted = fit_components(
+            path, model, job.components, correlation=job.correlation, drop_first=job.drop_first, cluster=job.cluster
+        ).model
     except BelowNoiseError as error:  # no failure: more periods may raise some above it
         say(f"No model of {path} was written. {error}")
         return None

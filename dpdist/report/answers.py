@@ -90,6 +90,16 @@ def about_intervals(release: Release, results: Sequence[Regression]) -> str:
     )
 
 
+def no_population(release: Release, result: Regression) -> str:
+    """Return why there are no intervals for the population, but for gaps; empty if there are some."""
+    if result.intercept.population_interval is not None:
+        return ""
+    if result.ridge:
+        return "There are no intervals for the population, as a regression with a ridge describes none."
+    private = "There are no intervals for the population, as the number of rows is private and no mean was released."
+    return "" if release.row_count is not None else private
+
+
 def _places(release: Release, result: Regression) -> list[int]:
     """Return the columns of a regression in a release."""
     return [release.names.index(name) for name in (*result.names, result.target)]
@@ -114,7 +124,7 @@ def regression(result: Regression, release: Release) -> str:
         *([wrapped(f"{counted(omitted, 'column')} closer to 0 are not shown.")] if omitted else []),
         wrapped(last),
         *([wrapped(BELOW_NOISE)] if result.drowned else []),
-        *([wrapped(_unknown(result, release))] if result.unknown else []),
+        *([wrapped(unknown_columns(result, release))] if result.unknown else []),
         *([wrapped(said)] if (said := _of_transform(result, release)) else []),
         wrapped(_ridge(result)),
     ])  # fmt: skip
@@ -162,7 +172,10 @@ def centre_name(release: Release) -> str:
 BELOW_NOISE = "BELOW THE NOISE: the columns may explain nothing of the target."
 
 
-def _unknown(result: Regression, release: Release) -> str:
+def unknown_columns(result: Regression, release: Release) -> str:
+    """Return which columns have no known coefficient, and what may help; empty if all have one."""
+    if not result.unknown:
+        return ""
     single = len(result.unknown) == 1
     numbers = {release.names[place] for place in release.bound.numbers} & set(result.unknown)
     ranged = f"A public range ({parameter('schema')}) or a" if numbers else "A"

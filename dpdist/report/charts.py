@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,6 @@ import numpy.typing as npt
 from markupsafe import Markup
 
 from dpdist.answers.alignment import Alignment
-from dpdist.answers.covariance import Correlations
 from dpdist.answers.regression import Regression
 from dpdist.core.privacy.guarantee import Guarantee
 from dpdist.core.rows.units import Unit
@@ -20,9 +19,11 @@ from dpdist.report.promise import accuracy, hits, share_up
 
 Values = npt.NDArray[np.float64]
 WIDTH = 360.0
+_WIDEST, _PER_REM = 56.0, 12.0
+"""Largest width of a chart on a page, in rem, and units of a wide chart for one rem."""
 _ORANGE, _BLUE = "#de6b1f", "#2f81f7"
-_LEVELS = 32
-"""Levels of opacity of either colour."""
+LEVELS = 32
+"""Levels of opacity of a colour."""
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -43,13 +44,16 @@ class Axis:
         return self.start + share * (self.stop - self.start)
 
 
-def chart(name: str, title: str, description: str, height: float, parts: Iterable[str]) -> Markup:
-    """Return a chart."""
+def chart(
+    name: str, title: str, description: str, height: float, parts: Iterable[str], *, width: float = WIDTH
+) -> Markup:
+    """Return a chart; ``name`` is unique on a page."""
     body = Markup("").join(parts)
+    large = "" if width <= WIDTH else Markup(' style="max-width: {}rem"').format(tenths(min(_WIDEST, width / _PER_REM)))
     return Markup(
-        '<svg class="chart" viewBox="0 0 {w} {h}" role="img" aria-labelledby="{n}-title {n}-words">'
+        '<svg class="chart"{large} viewBox="0 0 {w} {h}" role="img" aria-labelledby="{n}-title {n}-words">'
         '<title id="{n}-title">{title}</title><desc id="{n}-words">{words}</desc>{body}</svg>'
-    ).format(w=tenths(WIDTH), h=tenths(height), n=name, title=title, words=description, body=body)
+    ).format(large=large, w=tenths(width), h=tenths(height), n=name, title=title, words=description, body=body)
 
 
 def text(x: float, y: float, content: object, *, anchor: str = "start", kind: str = "") -> Markup:
@@ -63,6 +67,18 @@ def path(kind: str, steps: Iterable[str]) -> Markup:
     """Return a line or an area with a CSS class; empty without steps."""
     drawn = "".join(steps)
     return Markup('<path class="{}" d="{}"/>').format(kind, drawn) if drawn else Markup("")
+
+
+def shaded(squares: Iterable[tuple[str, float, str]]) -> list[Markup]:
+    """Return squares, (class, opacity from 0 to 1, steps), with one path for those that look the same."""
+    alike: dict[tuple[str, int], list[str]] = {}
+    for kind, share, steps in squares:
+        alike.setdefault((kind, math.ceil(LEVELS * min(1.0, share))), []).append(steps)
+    return [
+        Markup('<path class="{}" fill-opacity="{}" d="{}"/>').format(kind, f"{level / LEVELS:.2g}", "".join(steps))
+        for (kind, level), steps in alike.items()
+        if level
+    ]
 
 
 def box(x: float, y: float, width: float, height: float) -> str:
@@ -110,11 +126,11 @@ def shortened_name(name: str, letters: int) -> str:
 def image(values: Values, alt: str, limit: float) -> Markup:
     """Return a small picture: orange for positive values, blue for negative ones, with opacity by magnitude."""
     height, width = values.shape
-    levels = np.rint(_LEVELS * np.clip(values / limit, -1, 1)).astype(int)
+    levels = np.rint(LEVELS * np.clip(values / limit, -1, 1)).astype(int)
     dots = [
         Markup('<path fill="{}" fill-opacity="{}" d="{}"/>').format(
             _ORANGE if level > 0 else _BLUE,
-            f"{abs(level) / _LEVELS:g}",
+            f"{abs(level) / LEVELS:g}",
             "".join(f"M{x} {y}h1v1h-1z" for y, x in np.argwhere(levels == level).tolist()),
         )
         for level in np.unique(levels[levels != 0]).tolist()
@@ -132,8 +148,6 @@ _LEFT = 52.0
 """Left margin of the spectrum, for labels."""
 _CURVE = np.concatenate([[0.0], np.geomspace(1e-4, 0.01, 12), np.linspace(0.015, 1, 60)])
 """Shares of false alarms of the points of the curve."""
-_LETTERS = 17
-"""Letters of a name next to the heat map."""
 
 
 def guesses(guarantee: Guarantee, unit: Unit | None) -> Markup:
@@ -254,41 +268,8 @@ def _segments(x: Axis, y: Axis, low: Values, high: Values, mask: np.typing.NDArr
     return list(drawn.values())
 
 
-def heat(result: Correlations, names: Sequence[str]) -> tuple[Markup, Markup]:
-    """Draw correlations, and half the width of the interval of each on the same scale."""
-    size = len(result.columns)
-    left, side = 126.0, min(30.0, (WIDTH - 126) / size)
-    labels = [text(0, 18 + (i + 0.7) * side, f"{i + 1}  {shortened_name(name, _LETTERS)}") for i, name in
-              enumerate(names[j] for j in result.columns)]  # fmt: skip
-    labels += [text(left + (j + 0.5) * side, 11, j + 1, anchor="middle") for j in range(size)]
-    off = (result.intervals[..., 1] - result.intervals[..., 0]) / 2
-    sure = (result.intervals[..., 0] > 0) | (result.intervals[..., 1] < 0)
-    height = 20 + size * side
-    cells: list[list[Markup]] = [[], []]
-    for i in range(size):
-        for j in range(size):
-            steps = box(left + j * side, 18 + i * side, side - 1, side - 1)
-            kind = "plus" if result.values[i, j] > 0 else "minus"
-            cells[0].append(cell(kind if sure[i, j] else "noise", abs(result.values[i, j]), steps))
-            cells[1].append(cell("noise", off[i, j], steps))
-    pairs = size * (size - 1) // 2
-    count = int(np.triu(sure, 1).sum())
-    frame = path("open", [box(left, 18, size * side - 1, size * side - 1)])
-    clear = f"{count} of {pairs} correlations have an interval without 0."
-    widest = f"Half of each interval: {off.max():.2g} at most."
-    return (
-        chart("heat", "Correlations", clear, height, [*labels, frame, *cells[0]]),
-        chart("off", "Effect of the noise on each correlation", widest, height, [*labels, frame, *cells[1]]),
-    )
-
-
-def cell(kind: str, share: float, steps: str) -> Markup:
-    """Return a square with opacity by a share from 0 to 1."""
-    return Markup('<path class="{}" fill-opacity="{}" d="{}"/>').format(kind, f"{min(1.0, share):.2g}", steps)
-
-
-def explained(result: Regression) -> Markup:
-    """Draw R² and its interval from 0 to 1."""
+def explained(result: Regression, number: int) -> Markup:
+    """Draw R² and its interval from 0 to 1; the number tells the charts of a page apart."""
     low, high = result.r2_interval
     x = Axis(0, 1, 12, WIDTH - 12)
     ends = x(low), x(high)
@@ -299,7 +280,7 @@ def explained(result: Regression) -> Markup:
         text(x(0), 46, "0: nothing"),
         text(x(1), 46, "1: everything", anchor="end"),
     ]
-    return chart("explained", "Share of the variance explained", f"R² is {result.r2.value:.3f}.", 52, parts)
+    return chart(f"explained-{number}", "Share of the variance explained", f"R² is {result.r2.value:.3f}.", 52, parts)
 
 
 def bar(value: float, reach: float) -> Markup:

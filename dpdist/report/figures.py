@@ -9,9 +9,9 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dpdist.answers.alignment import Alignment
+from dpdist.answers.correlation import Correlation
 from dpdist.answers.forecast import GOOD, Forecast
 from dpdist.core.errors import DataError, UsageError, quiet
 from dpdist.core.paths import AnyPath, local
@@ -20,52 +20,6 @@ from dpdist.core.privacy.guarantee import MICRO, Guarantee
 from dpdist.core.storage.atomic import replace_file
 from dpdist.literature import loss_bounds as audit
 from dpdist.literature.audit import Audit
-
-Components = npt.NDArray[np.float64]
-_PIXEL, _GAP, _LEFT, _TOP = 12, 24, 72, 32
-_LOW, _HIGH = (33, 102, 172), (178, 24, 43)
-"""Blue and red, which no common colour blindness confuses, for entries below and above 0; 0 is white."""
-
-
-def _colour(value: float) -> str:
-    """Return the colour of an entry from -1 to 1."""
-    end = _HIGH if value > 0 else _LOW
-    return "#" + "".join(f"{round(255 + abs(value) * (channel - 255)):02x}" for channel in end)
-
-
-def _image(component: Components, side: int, left: int, top: int) -> list[str]:
-    values = component / np.abs(component).max()
-    return [
-        f'<rect x="{left + _PIXEL * (i % side)}" y="{top + _PIXEL * (i // side)}" width="{_PIXEL}" height="{_PIXEL}" '
-        f'fill="{_colour(value)}"/>'
-        for i, value in enumerate(values.tolist())
-    ]
-
-
-def side_by_side(private: Components, exact: Components, side: int) -> str:
-    """Draw private components above the exact ones, with the squared cosine of each pair."""
-    count, width = len(private), side * _PIXEL
-    cosines = (private * exact).sum(axis=1)
-    second = _TOP + width + 2 * _GAP
-    size = (_LEFT + count * (width + _GAP), second + width + _GAP)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size[0]} {size[1]}" role="img">',
-        "<title>Components as images: private ones in the first row, exact ones in the second</title>",
-        '<g font-family="sans-serif" font-size="15" fill="#767676" shape-rendering="crispEdges">',
-    ]
-    for label, top in (("private", _TOP), ("exact", second)):
-        parts.append(f'<text x="4" y="{top + width // 2}">{label}</text>')
-    for i, (one, other) in enumerate(zip(private, exact * np.sign(cosines)[:, None], strict=True)):
-        left = _LEFT + i * (width + _GAP)
-        middle = left + width // 2
-        for component, top in ((one, _TOP), (other, second)):
-            parts += _image(component, side, left, top)
-            parts.append(f'<path d="M{left} {top}h{width}v{width}h-{width}z" fill="none" stroke="#767676"/>')
-        parts.append(f'<text x="{middle}" y="{_TOP - 12}" text-anchor="middle">{i + 1}</text>')
-        agrees = f"cos² {cosines[i] ** 2:.2f}"
-        parts.append(f'<text x="{middle}" y="{_TOP + width + _GAP + 5}" text-anchor="middle">{agrees}</text>')
-    return "\n".join([*parts, "</g></svg>"]) + "\n"
-
 
 _POINTS = 200
 EXTRA = "Pictures need matplotlib. Install it in the clone of dpdist: pip install '.[plots]'"
@@ -97,15 +51,17 @@ def draw_forecast(result: Forecast, path: AnyPath) -> None:
     rows = np.geomspace(max(1, 0.5 * min(reach)), 2 * max(reach), _POINTS)
     with picture(path) as axes:
         for i, component in enumerate(expected):
-            name = f"component {i + 1}" if result.guessed else f"{100 * component.variance / result.largest:g} % of C²"
+            share = f"a component with {100 * component.variance / result.largest:g} % of the variance"
+            name = f"component {i + 1}" if result.guessed else share
             axes.plot(rows, [result.cosine_at(n, i) for n in rows], label=name)
         axes.axvline(result.rows, color="black", lw=0.8, ls=":")
         axes.annotate(f" n = {result.rows}", (result.rows, 0.01), fontsize=8)
         axes.axhline(GOOD, color="tab:gray", lw=0.6, ls="--")
-        axes.set(xscale="log", xlabel="rows", ylabel="expected squared cosine with the exact one", ylim=(0, 1))
+        axes.set(xscale="log", xlabel="rows", ylabel="expected alignment with the exact one (1: the same)", ylim=(0, 1))
         axes.set_title(f"{result.request.mechanism}, {result.plan.loss}, {result.columns} columns", fontsize=10)
         if len(expected) <= 10:
-            axes.legend(frameon=False, fontsize=8)
+            about = None if result.guessed else "if all rows are as long as the clip norm:"
+            axes.legend(title=about, title_fontsize=8, alignment="left", frameon=False, fontsize=8)
 
 
 def draw_scree(result: Alignment, path: AnyPath) -> None:
@@ -115,7 +71,9 @@ def draw_scree(result: Alignment, path: AnyPath) -> None:
 
 
 def scree(axes: Any, result: Alignment) -> None:
-    """Draw eigenvalues, their intervals and the edge of the noise on matplotlib's axes."""
+    """Draw eigenvalues with their intervals, and where the count ends, on matplotlib's axes."""
+    # A component is counted by its distances from all later ones, for which no level of eigenvalues stands: the edge of
+    # the noise, a bound for an empty table, may lie above counted ones.
     numbers, edge = np.arange(1, result.eigenvalues.size + 1), result.edge or 0.0
     low, high = result.intervals.T
     logarithmic = result.eigenvalues.max() > 10 * edge
@@ -133,12 +91,40 @@ def scree(axes: Any, result: Alignment) -> None:
     clear = np.isfinite(result.strengths)
     axes.plot(numbers[clear], result.eigenvalues[clear], "o", color="tab:blue", ms=4, label="distinguished from noise")
     axes.plot(numbers[clear], result.strengths[clear], "_", color="black", ms=9, label="without the noise")
-    axes.axhline(edge, color="tab:red", lw=1, label="edge of the noise (confidence 0.95)")
+    if 0 < result.counted < numbers.size:
+        axes.axvline(result.counted + 0.5, color="tab:red", lw=1, label="after it: may be only noise")
     axes.set(xlabel="component", ylabel="eigenvalue", yscale="log" if logarithmic else "linear", ylim=(floor, None))
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set_title(
-        f"{clear.sum()} of {result.eigenvalues.size} components can be distinguished from noise", fontsize=10
-    )
+    _title(axes, int(clear.sum()), result.eigenvalues.size)
+    axes.legend(frameon=False, fontsize=8)
+
+
+def _title(axes: Any, counted: int, of: int) -> None:
+    axes.set_title(f"{counted} of {of} components can be distinguished from noise", fontsize=10)
+
+
+def draw_scree_of_correlations(result: Correlation, path: AnyPath) -> None:
+    """Draw the shares of the components of a correlation matrix, with their intervals."""
+    with picture(path) as axes:
+        scree_of_correlations(axes, result)
+
+
+def scree_of_correlations(axes: Any, result: Correlation) -> None:
+    """Draw shares of variance with their intervals, and where the count ends, on matplotlib's axes."""
+    numbers, shares = np.arange(1, len(result.shares) + 1), 100 * result.shares
+    above = np.zeros(len(shares), dtype=np.bool_)
+    if result.intervals is not None:
+        above = np.isfinite(result.intervals[:, 0])
+        low, high = 100 * result.intervals[above].T
+        axes.vlines(numbers[above], low, high, color="tab:blue", alpha=0.25, lw=3, label="share of clipped rows")
+    axes.plot(numbers[above], shares[above], "o", color="tab:blue", ms=4, label="distinguished from noise")
+    if not above.all():
+        axes.plot(numbers[~above], shares[~above], "o", color="tab:gray", ms=3, label="may be only noise")
+    axes.set(xlabel="component of the correlations", ylabel="share of the variance, percent", ylim=(0, None))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    if result.alignment is not None:
+        columns = int((result.components.components != 0).any(axis=0).sum())
+        _title(axes, result.alignment.counted, columns)
     axes.legend(frameon=False, fontsize=8)
 
 

@@ -1,305 +1,259 @@
-"""Tables and charts of what a release shows above the noise: components, correlations and regressions."""
+"""The findings of a release in words: which columns rise together, and which variables are associated.
+
+A column is named in a sentence about a component if the interval of its loading leaves out 0, if the loading is at
+least half of the largest one, and if its correlation with each other named column has the sign that the sentence says,
+again by an interval. An association is named if its interval leaves out 0, and if independent variables would hardly
+have it in a sample of so many rows. Ends of intervals are rounded outwards.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from markupsafe import Markup, escape
 
-from dpdist.answers.alignment import Alignment, Values, alignment
-from dpdist.answers.components import Components, about_mean
-from dpdist.answers.regression import Estimate, Regression, regressions
-from dpdist.core.errors import BelowNoiseError
+from dpdist.answers.alignment import alignment
+from dpdist.answers.association import Strength
+from dpdist.answers.bias import ClippedRows
+from dpdist.answers.block import NORMAL
+from dpdist.answers.captured import WIDE, captured
+from dpdist.answers.components import Components
+from dpdist.answers.correlation import Correlation
+from dpdist.answers.covariance import Correlations
+from dpdist.answers.relate import Relation
+from dpdist.answers.variables import Variables
 from dpdist.core.release.artefact import Release
 from dpdist.core.text import counted
-from dpdist.report.answers import (
-    BELOW_NOISE,
-    about_intervals,
-    centre_name,
-    common_power,
-    digits,
-    in_units,
-    outward,
-    shrunk,
+from dpdist.report.charts import shortened_name
+from dpdist.report.correlations import Heat, Standardised, is_known, variables_of
+from dpdist.report.explained import Explained
+from dpdist.report.pairs import strength_ends
+from dpdist.report.related import Related
+from dpdist.report.tables import minus
+
+_COMPONENTS = 3
+"""Largest number of components that are told in words."""
+_COLUMNS = 6
+"""Largest number of columns named for one of them."""
+_PART = 0.5
+"""Least loading of a column that is named, relative to the largest one."""
+_ASSOCIATIONS = 5
+"""Largest number of associations that are named."""
+_LETTERS = 28
+_ADJUSTED = 0.05
+"""Largest adjusted p-value of an association that is named."""
+NOTHING = (
+    "Nothing can be told from the noise of this release: no columns that rise together, and no association. A larger "
+    "epsilon or more rows may reveal some."
 )
-from dpdist.report.charts import bar, explained, image, shortened_name, spectrum
-from dpdist.report.plots import forest
-from dpdist.report.text import between, count_text, mark
-
-_ALL_COLUMNS = 2048
-"""Largest number of columns for all eigenvalues: seconds; 4096 take half a minute on two cores."""
-_OPEN = 6
-"""Components with visible loadings; later ones are folded."""
-_MOST = 24
-"""Largest number of components with loadings."""
-_LOADINGS = 8
-"""Number of loadings shown per component, the largest."""
-_LISTED = 12
-"""Components above the noise in the visible list; later ones are folded."""
-_LEAST = 0.0005
-"""Least magnitude of a loading shown with three digits."""
-_ROWS = 100
-"""Largest number of eigenvalues listed below the noise."""
-_LETTERS = 40
-"""Letters of each of two names in one line."""
-_COEFFICIENTS = 100
-"""Largest number of coefficients listed per regression."""
-_BARS = 20
-"""Largest number of coefficients drawn per regression."""
-Cells = tuple[str | Markup, ...]
 
 
 @dataclass(frozen=True)
-class Table:
-    """A table of numbers; the first cell of each row is a name."""
+class Findings:
+    """Sentences about what a release shows; one that says so if it shows nothing."""
 
-    head: Cells
-    rows: Sequence[Cells]
-
-
-def table_of(head: Cells, rows: Sequence[Cells]) -> Table | None:
-    """Return a table, or None without rows."""
-    return Table(head, rows) if rows else None
+    sentences: Sequence[Markup]
+    about: str  # which rows they describe
+    unknown: str  # why they may not hold for the rows as they are; empty if they do
 
 
-@dataclass(frozen=True)
-class Loadings:
-    """The largest loadings of one component, or its picture."""
+def findings_of(
+    release: Release,
+    standardised: Standardised | None,
+    moment: Components | None,
+    related: Related | None,
+    heat: Heat | None,
+    explained: Sequence[Explained],
+    rows: ClippedRows,
+) -> Findings:
+    """Return what a release shows in words; ``moment``: the components that are shown if not those of correlations."""
+    every = None if heat is None else heat.every
+    sentences = [_of_target(each) for each in explained]
+    if standardised is not None and standardised.result is not None and every is not None:
+        sentences += _of_components(release, standardised.result, every)
+    if related is not None:
+        sentences += _of_relations(related.held, related.relations)
+    elif every is not None and heat is not None:
+        sentences += _of_correlations(release.names, every, heat.shown, release.row_count)
+    if moment is not None:
+        sentences += _of_moment(release, moment)
+    what = (rows.filled if standardised is None else rows).describe().removeprefix("of ")
+    about = (
+        f"{'It describes' if len(sentences) == 1 else 'They describe'} {what}: rows of this table, not a population. "
+        "Each interval contains the exact number in about nine of ten releases or more, with respect to the noise."
+    )
+    return Findings(sentences or [escape(NOTHING)], about if sentences else "", rows.unknown if sentences else "")
 
-    number: int
-    about: str  # its alignment
-    rows: Sequence[tuple[Markup, Markup, str, str]]  # name, bar, number and interval; empty with a picture
-    picture: Markup | None
-    below_noise: bool  # it may be only noise
+
+def _of_components(release: Release, result: Correlation, every: Correlations) -> list[Markup]:
+    """Return a sentence for each of the first components that has columns with known signs."""
+    names, least, sentences = release.names, _by_chance(release.row_count), list[Markup]()
+    variables = variables_of(release)
+    for i, share in enumerate(result.shares):
+        if len(sentences) == _COMPONENTS or not is_known(result, i) or result.alignment is None:
+            continue
+        if result.alignment.loadings is None or result.intervals is None:
+            continue
+        columns = rising(result.components.components[i], result.alignment.loadings[i], every, variables, least)
+        if len(columns) < 2:
+            continue
+        up, down = ([names[j] for j, sign in columns.items() if sign == wanted] for wanted in (1, -1))
+        ends = result.intervals[i] if np.isfinite(result.intervals[i]).all() else (share, share)
+        sentences.append(_moving(up, down) + f": {_percent(*ends)} of the variance of all columns.")
+    return sentences
 
 
-@dataclass(frozen=True)
-class ComponentFindings:
-    """The components of a release."""
+def rising(
+    vector: np.typing.NDArray[np.float64],
+    ends: np.typing.NDArray[np.float64],
+    every: Correlations,
+    variables: Sequence[str],
+    least: float = 0.0,
+) -> dict[int, int]:
+    """Return columns that rise with a component (1) or fall (-1), such that each pair is correlated accordingly.
 
-    sentence: str
-    chart: Markup | None = None  # the spectrum, if the edge of the noise is known
-    complete: bool = False  # the chart shows all eigenvalues
-    unit: str = ""
-    edge: str = ""
-    clear: Table | None = None  # those above the noise; all if its distribution is unknown
-    rest: Table | None = None  # the folded part of these
-    below_noise: Table | None = None
-    omitted: int = 0
-    first: Sequence[Loadings] = ()
-    folded: Sequence[Loadings] = ()
-    noise: Sequence[Loadings] = ()
+    Of the columns of one of the ``variables`` only the first is named, as categories exclude each other. Correlations
+    closer to 0 than ``least`` do not count.
+    """
+    places = {j: place for place, j in enumerate(every.columns)}
+    signs = (ends[:, 0] > 0).astype(int) - (ends[:, 1] < 0)
+    largest = float(np.abs(vector).max())
+    named: dict[int, int] = {}
+    for j in np.argsort(-np.abs(vector), kind="stable").tolist():
+        if not signs[j] or abs(vector[j]) < _PART * largest or j not in places:
+            continue
+        if variables[j] in {variables[i] for i in named}:
+            continue
+        pairs = [(every.intervals[places[i], places[j]], sign * signs[j]) for i, sign in named.items()]
+        if all((low if same > 0 else -high) > least for (low, high), same in pairs):
+            named[j] = int(signs[j])
+        if len(named) == _COLUMNS:
+            break
+    return named
 
 
-def component_findings(release: Release, result: Components, shape: tuple[int, int] | None) -> ComponentFindings:
-    """Return the components of a release as tables and charts."""
+def _moving(up: Sequence[str], down: Sequence[str]) -> Markup:
+    """Return which columns rise together and which fall."""
+    if len(up) < min(2, len(down)):
+        up, down = down, up  # along the other direction
+    if not down:
+        return _listed(up) + " rise together"
+    falls = "falls" if len(down) == 1 else "fall"
+    if len(up) == 1:
+        return _listed(up) + " rises where " + _listed(down) + f" {falls}"
+    return _listed(up) + " rise together where " + _listed(down) + f" {falls}"
+
+
+def _of_relations(held: Variables, found: Sequence[Relation]) -> list[Markup]:
+    """Return a sentence about the strongest associations that are above the noise and chance."""
+    strongest = [pair for pair in found if _is_told(held, pair)][:_ASSOCIATIONS]
+    if not strongest:
+        return []
+    text = _strongest([(pair.first, pair.second, strength) for pair in strongest if (strength := pair.strength)])
+    if any(pair.strength is not None and pair.strength.merged for pair in strongest):
+        text += " Small categories are merged."
+    return [text]
+
+
+def _is_told(held: Variables, found: Relation) -> bool:
+    """Whether an association is above the noise, as its ends are written, and above chance."""
+    if found.strength is None:
+        return False
+    least = _least(found.strength)
+    if not least:
+        return False
+    if found.adjusted is not None:
+        return found.adjusted < _ADJUSTED
+    sizes = [held.categorical[name].size - 1 for name in (found.first, found.second) if name in held.categorical]
+    degrees = math.prod(sizes)
+    chance = math.sqrt((degrees + NORMAL * math.sqrt(2 * degrees)) / held.rows)
+    return least > (chance / math.sqrt(min(sizes)) if len(sizes) > 1 else chance)
+
+
+def _least(strength: Strength) -> float:
+    """Return the end of an interval that is nearer to 0; 0 if it contains 0, as it is written."""
+    low, high = strength.interval
+    least = max(low, -high)
+    return least if math.floor(100 * least) > 0 else 0.0
+
+
+def _of_correlations(
+    names: Sequence[str], every: Correlations, columns: Sequence[int], rows: float | None
+) -> list[Markup]:
+    """Return a sentence about the strongest correlations whose intervals leave out 0 and chance."""
+    places = [place for place, j in enumerate(every.columns) if j in set(columns)]
+    told = []
+    for second in places:
+        for first in (place for place in places if place < second):
+            strength = Strength("r", float(every.values[first, second]), tuple(every.intervals[first, second].tolist()))
+            if _least(strength) > _by_chance(rows):
+                told.append((names[every.columns[first]], names[every.columns[second]], strength))
+    told.sort(key=lambda pair: -abs(pair[2].value))
+    return [_strongest(told[:_ASSOCIATIONS])] if told else []
+
+
+def _by_chance(rows: float | None) -> float:
+    """Return a correlation that independent columns hardly exceed in a sample of so many rows."""
+    return 0.0 if rows is None or rows <= 0 else NORMAL / math.sqrt(rows)
+
+
+def _strongest(pairs: Iterable[tuple[str, str, Strength]]) -> Markup:
+    """Return a sentence about pairs, the strongest first."""
+    said = [
+        _name(first) + " with " + _name(second) + f" ({strength.measure} {minus(' to '.join(strength_ends(strength)))})"
+        for first, second, strength in pairs
+    ]
+    noun = "association: " if len(said) == 1 else "associations: "
+    return Markup("The strongest ") + noun + Markup(", ").join(said) + "."
+
+
+def _of_target(found: Explained) -> Markup:
+    """Return what the other columns tell about a target."""
+    name = _name(found.target)
+    if found.refusal:
+        return Markup("Nothing is told of {}: {}").format(name, found.refusal)
+    low, high = found.shares
+    share = _percent(low, high) if math.floor(100 * low) > 0 else f"at most {math.ceil(100 * high)} %"
+    if math.floor(100 * low) <= 0 and not found.clearest:
+        return Markup("It is not known whether the other columns explain {}: {} of its variance.").format(name, share)
+    text = Markup("The other columns explain {} of the variance of {}").format(share, name)
+    up, down = ([column for column, rises in found.clearest if rises is wanted] for wanted in (True, False))
+    signs = [_listed(part) + f" ({sign})" for part, sign in ((up, "positive"), (down, "negative")) if part]
+    return text + (Markup(". The clearest coefficients: ") + Markup("; ").join(signs) if signs else "") + "."
+
+
+def _of_moment(release: Release, result: Components) -> list[Markup]:
+    """Return how many components of the second moment are above the noise, and what they hold."""
     aligned = alignment(release, result)
-    shown = [_loadings(release, result, i, aligned, shape) for i in range(min(len(result.components), _MOST))]
-    clear, noise = ([entry for entry in shown if entry.below_noise is below] for below in (False, True))
-    return replace(_spectrum(release, result, aligned), first=clear[:_OPEN], folded=clear[_OPEN:], noise=noise[:_OPEN])
+    if aligned is None or not aligned.counted:
+        return []
+    text = f"{counted(aligned.counted, 'component')} of {release.bound.columns} can be told from the noise"
+    count = min(aligned.counted, len(result.components))
+    part = captured(release, result.leading(count)) if release.bound.columns <= WIDE else None
+    if part is None:
+        return [escape(f"{text}.")]
+    first = "It holds" if count == 1 else f"The first {count} hold" if count < aligned.counted else "Together they hold"
+    return [escape(f"{text}. {first} {_percent(*part.share_intervals[-1])} of the variance.")]
 
 
-def _spectrum(release: Release, result: Components, aligned: Alignment | None) -> ComponentFindings:
-    if result.eigenvalues is None:
-        return ComponentFindings("The mechanism releases directions, but not their strengths.")
-    unit = escape(" per row" if result.per_row else " of the sum over all rows")
-    if aligned is None or aligned.errors is None or aligned.edge is None:
-        sentence = (
-            "The distribution of this mechanism's noise is unknown, so components cannot be distinguished from noise."
-        )
-        if release.noise.variance_off_diagonal == 0:
-            sentence = "No noise was added: these numbers are exact, and must stay private."
-        power = common_power(result.eigenvalues.tolist())
-        rows = [(str(i + 1), digits(value / 10.0**power)) for i, value in enumerate(result.eigenvalues)]
-        return ComponentFindings(sentence, unit=unit + in_units(power), clear=Table(("component", "eigenvalue"), rows))
-    total = release.bound.columns
-    values = _all_values(release, result.eigenvalues)
-    padding = np.full(
-        max(0, len(values) - len(aligned.errors)), aligned.errors[-1]
-    )  # errors of smaller eigenvalues are not larger
-    every = replace(aligned, eigenvalues=values, errors=np.concatenate([aligned.errors, padding]))
-    power = common_power([*values.tolist(), *every.intervals.ravel().tolist()])
-    scale = 10.0**power
-    clear = _clear_rows(aligned, scale)
-    below_noise = [
-        (str(i + 1), digits(values[i] / scale), digits(every.intervals[i, 1] / scale))
-        for i in range(aligned.counted, min(len(values), aligned.counted + _ROWS))
-    ]
-    return ComponentFindings(
-        _sentence(aligned, total),
-        chart=spectrum(every, per_row=result.per_row, total=total),
-        complete=len(values) == total,
-        unit=unit + in_units(power),
-        edge=digits(aligned.edge / scale),
-        clear=table_of(_CLEAR, clear[:_LISTED]),
-        rest=table_of(_CLEAR, clear[_LISTED:]),
-        below_noise=table_of(("component", "eigenvalue", "true value at most"), below_noise),
-        omitted=total - aligned.counted - len(below_noise),
-    )
+def _percent(low: float, high: float) -> str:
+    """Return a share in percent, rounded outwards.
+
+    >>> _percent(0.0757, 0.0789), _percent(0.5, 0.5)
+    ('7 to 8 %', '50 %')
+    """
+    ends = f"{max(0, math.floor(100 * low + 1e-9))}", f"{min(100, math.ceil(100 * high - 1e-9))}"
+    return f"{ends[0]} %" if ends[0] == ends[1] else f"{ends[0]} to {ends[1]} %"
 
 
-def _sentence(aligned: Alignment, total: int) -> str:
-    rest = total - aligned.counted
-    if not aligned.counted or not rest:
-        return count_text(aligned)
-    return f"{count_text(aligned)} The other {f'{rest} ' * (rest > 1)}may be only noise."
-
-
-def _all_values(release: Release, first: Values) -> Values:
-    """Return all eigenvalues, descending; only the first ones of a very wide release."""
-    if len(first) == release.bound.columns or release.bound.columns > _ALL_COLUMNS:
-        return first
-    matrix = about_mean(release).matrix(release.second_moment)
-    return np.linalg.eigvalsh(matrix)[::-1].astype(np.float64)
-
-
-_CLEAR = ("component", "eigenvalue", "without the noise", "true value, 95 %", "alignment", "between")
-
-
-def _clear_rows(aligned: Alignment, scale: float) -> list[Cells]:
-    rows: list[Cells] = []
-    for i in np.flatnonzero(np.isfinite(aligned.strengths)).tolist():
-        numbers = aligned.eigenvalues[i], aligned.strengths[i], *aligned.intervals[i]
-        value, strength, low, high = (digits(number / scale) for number in numbers)
-        cosine = f"{aligned.squared_cosines[i]:.3f}{mark(aligned, i)}"
-        rows.append((str(i + 1), value, strength, f"{low} … {high}", cosine, ends_of(aligned.cosine_intervals[i])))
-    return rows
-
-
-def ends_of(interval: Values) -> str:
-    """Return the ends of an interval of squared cosines or shares."""
-    return between(interval).replace("..", "…")
-
-
-def _loadings(
-    release: Release, result: Components, i: int, aligned: Alignment | None, shape: tuple[int, int] | None
-) -> Loadings:
-    vector = result.components[i]
-    about, ends, below_noise = "", None, False
-    if aligned is not None:
-        group, ends = aligned.group_of(i), aligned.loadings
-        below_noise = group is None
-        if group is not None and len(group) > 1:
-            about = f"cannot be distinguished from the others of {group.start + 1} to {group.stop}"
-        elif group is not None:
-            about = f"alignment: {ends_of(aligned.cosine_intervals[i])}"
-    reach = float(np.abs(vector).max())
-    if shape is not None:
-        picture = image(vector.reshape(shape), f"Component {i + 1} as an image", reach)
-        return Loadings(i + 1, about, (), picture, below_noise)
-    largest = np.argsort(-np.abs(vector), kind="stable")[:_LOADINGS]
-    rows = [
-        (_name(release.names[j]), bar(float(vector[j]), reach), minus(f"{vector[j]:+.3f}"), _within(ends, i, j))
-        for j in largest
-        if abs(vector[j]) >= _LEAST
-    ]
-    return Loadings(i + 1, about, rows, None, below_noise)
-
-
-def _within(ends: Values | None, i: int, j: int) -> str:
-    """Return the interval of a loading, rounded outwards to two digits; empty if unknown."""
-    if ends is None or np.isnan(ends[i, j]).any():
-        return ""
-    low, high = 100 * ends[i, j]
-    return minus(f"{math.floor(low) / 100:+.2f} … {math.ceil(high) / 100:+.2f}")
-
-
-def minus(text: str) -> str:
-    """Return text with minus signs in place of hyphens."""
-    return text.replace("-", "\N{MINUS SIGN}")
-
-
-@dataclass(frozen=True)
-class Explained:
-    """The regression of one target, or a refusal."""
-
-    target: str
-    refusal: str
-    summary: str = ""
-    warning: str = ""
-    chart: Markup | None = None
-    forest: Markup | None = None  # the clearest coefficients, in standard deviations
-    sure: Table | None = None  # coefficients whose interval excludes 0
-    unsure: Table | None = None
-    omitted: int = 0
-    about: str = ""
-
-
-def explained_of(
-    release: Release, targets: Sequence[int], on: Sequence[int], units: tuple[Values, Values]
-) -> tuple[Explained, ...]:
-    """Return the regression of each target; the page reports those below the noise."""
-    results: list[Explained] = []
-    for target in targets:
-        try:
-            (result,) = regressions(release, [target], on, None, units)
-        except BelowNoiseError as error:
-            results.append(Explained(release.names[target], str(error)))
-        else:
-            results.append(_explained(release, result, units[1], target, first=not results))
-    return tuple(results)
-
-
-def _explained(release: Release, result: Regression, scale: Values, target: int, *, first: bool) -> Explained:
-    variances = np.diag(about_mean(release).matrix(release.second_moment))
-    deviations = scale * np.sqrt(np.maximum(variances, 0))
-    estimates = sorted(
-        zip(result.names, result.coefficients, strict=True),
-        key=lambda named: -abs(named[1].value) / (named[1].noise or 1.0),
-    )
-    places = {name: index for index, name in enumerate(release.names)}
-    bars = []
-    for name, estimate in estimates[:_BARS]:
-        factor = float(deviations[places[name]] / deviations[target]) if deviations[target] > 0 else math.inf
-        value, (low, high) = factor * estimate.value, (factor * end for end in estimate.interval)
-        if np.isfinite([value, low, high]).all():
-            bars.append((name, value, low, high))
-    if result.centred or result.intercept.value:
-        estimates.insert(0, ("intercept", result.intercept))
-    sure, unsure = (
-        [
-            _row(name, estimate)
-            for name, estimate in estimates
-            if (estimate.interval[0] > 0 or estimate.interval[1] < 0) is clear
-        ]
-        for clear in (True, False)
-    )
-    head = ("column", "coefficient", "interval for these rows", "interval for the population")
-    about = "about its mean" if result.centred else f"about {centre_name(release)}, as no mean was released"
-    share = f"{100 * max(0.0, result.r2.value):.0f} % of its variance {about}"
-    return Explained(
-        target=result.target,
-        refusal="",
-        summary=minus(
-            f"{counted(len(result.names), 'column')} explain{'s' * (len(result.names) == 1)} {share}: R² is "
-            f"{result.r2.value:.3f}, between {outward(*result.r2_interval)}{shrunk(result)}."
-        ),
-        warning=BELOW_NOISE if result.drowned else "",
-        chart=explained(result),
-        forest=forest(bars) if len(bars) > 1 else None,
-        sure=table_of(head, sure[:_COEFFICIENTS]),
-        unsure=table_of(head, unsure[:_COEFFICIENTS]),
-        omitted=max(0, len(sure) - _COEFFICIENTS) + max(0, len(unsure) - _COEFFICIENTS),
-        about=about_intervals(release, [result]) if first else "",
-    )
+def _listed(names: Sequence[str]) -> Markup:
+    shown = [_name(name) for name in names]
+    return shown[0] if len(shown) == 1 else Markup(", ").join(shown[:-1]) + " and " + shown[-1]
 
 
 def _name(name: str) -> Markup:
-    """Return a name with its own writing direction, cut after two lines, and complete in a tooltip."""
-    return Markup('<bdi class="name" title="{}">{}</bdi>').format(name, name)
-
-
-def brief_name(name: str) -> Markup:
-    """Return a name with its own writing direction, cut after some letters."""
-    return Markup('<bdi title="{}">{}</bdi>').format(name, shortened_name(name, _LETTERS))
-
-
-def _row(name: str, estimate: Estimate) -> Cells:
-    if not math.isfinite(estimate.noise):
-        return _name(name), "unknown", "unknown", "unknown"
-    pairs = estimate.interval, estimate.population_interval
-    ends = ("unknown" if pair is None else " … ".join(map(digits, pair)) for pair in pairs)
-    return _name(name), digits(estimate.value), *ends
+    """Return a name that stands out of a sentence."""
+    return Markup('<b><bdi title="{}">{}</bdi></b>').format(name, shortened_name(name, _LETTERS))

@@ -7,7 +7,9 @@ release, and the charges and balance of its ledger. Names of columns come from t
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
+from pathlib import PurePath
 
 from markupsafe import Markup
 
@@ -21,15 +23,20 @@ from dpdist.core.mechanisms.registry import mechanism_named
 from dpdist.core.release.advice import stage_words
 from dpdist.core.release.artefact import Release
 from dpdist.core.release.statement import LedgerStatement, drawn_for
-from dpdist.core.storage.store import AnyStore
+from dpdist.core.storage.store import AnyStore, store_at
 from dpdist.core.text import counted, exactly
 from dpdist.report.answers import digits, number
 from dpdist.report.charts import guesses, tests
+from dpdist.report.columns import columns_of
+from dpdist.report.components import moment_components
+from dpdist.report.components_text import SURE
 from dpdist.report.correlations import heat_of, standardised_of
-from dpdist.report.findings import component_findings, explained_of
+from dpdist.report.explained import Explained, explained_of
+from dpdist.report.findings import findings_of
 from dpdist.report.page import write_page
 from dpdist.report.related import related_of
-from dpdist.report.text import ALIGNED, SURE
+from dpdist.report.saved import link_to_save
+from dpdist.report.text import ALIGNED
 
 _DEFAULT = 10
 _PAST = 50
@@ -58,20 +65,31 @@ def write(
     on: Sequence[str] | None = None,
     title: str = "",
     author: str = "",
+    source: AnyStore | None = None,
 ) -> None:
-    """Write the page about a release, replacing a page written by dpdist."""
+    """Write the page about a release, replacing a page written by dpdist.
+
+    Without a title it is called as ``source``, the location of the release, or as the page.
+    """
     if image is not None and image[0] * image[1] != release.bound.columns:
         raise UsageError(
             f"An image of {image[0]} x {image[1]} pixels does not match {release.bound.columns} columns.",
             parameter="image",
         )
-    result = components(release, count or _default_count(release))
+    tabular, rows = release.subspace is None and image is None, clipped_rows(release)
+    title = title or _title_of(release, source, path)
+    explained = _explained(release, targets, on)
+    standardised = standardised_of(release, count) if tabular else None
+    shown = components(release, count or _default_count(release)) if standardised is None else None
+    related, heat = (related_of(release), heat_of(release)) if tabular else (None, None)
     write_page(
         release,
         path,
         "release.html",
         title=title,
         author=author,
+        link_to_save=link_to_save,
+        named=re.sub(r"[^0-9A-Za-z]+", "-", title).strip("-") or "release",
         guarantee=release.guarantee,
         pictures=None
         if release.guarantee is None
@@ -79,18 +97,31 @@ def write(
         budget=None if ledger is None else _budget(ledger, release),
         mechanism=mechanism_named(release.mechanism).info,
         facts=_facts(release),
-        findings=component_findings(release, result, image),
+        findings=findings_of(release, standardised, shown, related, heat, explained, rows),
+        moment=None if shown is None else moment_components(release, shown, image),
         images=image is not None,
         legend=f"{ALIGNED} {SURE}",
         confidence=CONFIDENCE,
-        heat=None if release.subspace is not None else heat_of(release),
-        standardised=None if release.subspace is not None or image is not None else standardised_of(release),
-        related=None if release.subspace is not None or image is not None else related_of(release),
-        explained=_explained(release, targets, on),
-        clipped_rows=clipped_rows(release),
+        columns=columns_of(release, rows) if tabular else None,
+        heat=heat,
+        standardised=standardised,
+        related=related,
+        explained=explained,
+        rows=rows,
         noise=_noise(release),
         edge_known=noise_law(release) is not None,
     )
+
+
+def _title_of(release: Release, *locations: AnyStore | None) -> str:
+    """Return the name of the first of some files that has one of its own."""
+    for location in locations:
+        name = "" if location is None else PurePath(str(store_at(location))).name
+        stem = re.sub(r"\.(zarr|html?)$", "", name, flags=re.IGNORECASE)
+        stem = re.sub(r"[-_. ]?(release|report|index)$", "", stem, flags=re.IGNORECASE)
+        if stem:
+            return stem
+    return "A private release" if release.private_as_claimed else "A release"
 
 
 def _default_count(release: Release) -> int:
@@ -103,7 +134,7 @@ def _default_count(release: Release) -> int:
         return few
 
 
-def _explained(release: Release, targets: Sequence[str], on: Sequence[str] | None) -> object:
+def _explained(release: Release, targets: Sequence[str], on: Sequence[str] | None) -> tuple[Explained, ...]:
     if not targets:
         if on is not None:
             raise UsageError("Columns explain a target: name one or more targets.", parameter="target")

@@ -15,81 +15,79 @@ from dpdist.answers.crosstab import Counts, Crosstab
 from dpdist.answers.dates import date_of
 from dpdist.answers.group_means import GroupMeans
 from dpdist.answers.logistic import Effect, Logistic
-from dpdist.answers.ratios import Ratios
 from dpdist.answers.regression import Regression
-from dpdist.answers.relate import Relation
+from dpdist.answers.relate import Relation, untested
 from dpdist.answers.variables import Numeric, Variables
 from dpdist.core.naming import parameter, step
 from dpdist.core.text import counted, listed, wrapped
+from dpdist.report.shares import count_text, few_text, known_shares, largest_error, percent_ends, percent_text
 from dpdist.report.text import aligned
 
 Matrix = npt.NDArray[np.float64]
 _SHOWN, _CLEAREST = 25, 5
+_NAMED = 20
+_MERGED = "* Small categories are merged, as they have too few rows for this noise: named with the pair alone."
 _MEASURES = {
     "Cramér's V": "Strength (Cramér's V, 0 to 1)", "eta": "Strength (eta, 0 to 1)", "r": "Correlation",
 }  # fmt: skip
 
 
-def counts_text(found: Counts) -> str:
+def counts_text(result: Counts) -> str:
     """Return the counts and shares of the categories of a variable."""
-    order = np.argsort(-found.estimates, kind="stable")[:_SHOWN]
-    rows = [(found.variable.name, "rows", "between", "percent", "between")]
+    order = np.argsort(-result.estimates, kind="stable")[:_SHOWN]
+    rows = [(result.variable.name, "rows", "between", "percent", "between")]
     for i in order:
-        low, high = found.intervals[i]
-        share = found.shares
-        rows.append(
-            (
-                found.variable.categories[i], _number(found.estimates[i]), f"{_number(low)} .. {_number(high)}",
-                percent_text(share.estimates[i]), _ends(share.intervals[i]),
-            )
-        )  # fmt: skip
-    hidden = found.variable.size - len(order)
+        count, *between = map(count_text, (result.estimates[i], *result.intervals[i]))
+        share, ends = percent_text(result.shares.estimates[i]), " .. ".join(percent_ends(result.shares.intervals[i]))
+        rows.append((result.variable.categories[i], count, " .. ".join(between), share, ends))
+    hidden = result.variable.size - len(order)
     return "\n".join([*aligned(rows), *_more(hidden, "category")])
 
 
-def table_text(found: Crosstab, percent: str | None) -> str:
+def table_text(result: Crosstab, percent: str | None) -> str:
     """Return a table: counts, or percent of its rows, its columns or all of it."""
-    names = found.rows.categories, found.columns.categories
+    names, unknown = (result.rows.categories, result.columns.categories), ""
     if percent is None:
-        values, ends = found.estimates, found.intervals
-        cells = [[_number(value) for value in row] for row in values]
-        error = f"Each count is within {found.reach} of the exact one"
+        values, ends = result.estimates, result.intervals
+        cells = [[count_text(value) for value in row] for row in values]
+        error = f"Each count is within {result.reach} of the exact one"
     else:
-        ratios = found.shares(percent)
+        ratios, few = known_shares(result, percent)
         values, ends = ratios.estimates, ratios.intervals
         cells = [[percent_text(value) for value in row] for row in values]
-        error = _largest_error(ratios)
+        error, unknown = largest_error(ratios), few_text(few)
     what = "rows" if percent is None else f"percent of {'all rows' if percent == 'all' else f'its {percent}'}"
-    title = wrapped(f"{found.rows.name} by {found.columns.name}, {what}:")
+    title = wrapped(f"{result.rows.name} by {result.columns.name}, {what}:")
     matrix = [("", *map(_short, names[1]))]
     matrix += [(_short(name), *row) for name, row in zip(names[0], cells, strict=True)]
     lines = aligned(matrix)
     if max(map(len, lines)) > shutil.get_terminal_size().columns:
-        lines, error = _largest(found, values, ends, percent), ""
+        lines, error = _largest(result, values, ends, percent), ""
     parts = [title, *lines, *([wrapped(f"{error} in 95 of 100 cases, for itself.")] if error else [])]
-    if found.drowned and percent is None:
-        parts.append(_shrunk_text(found))
+    parts += [wrapped(unknown)] if unknown else []
+    if result.drowned and percent is None:
+        parts.append(_shrunk_text(result))
     return "\n".join(parts)
 
 
-def means_text(found: GroupMeans, *, clipped: bool) -> str:
+def means_text(result: GroupMeans, *, clipped: bool) -> str:
     """Return the means of a number by category."""
-    rows = [(found.variable.name, _rows_of(found.number), f"mean {found.number.name}", "between")]
-    order = np.argsort(-found.counts, kind="stable")[:_SHOWN]
+    rows = [(result.variable.name, _rows_of(result.number), f"mean {result.number.name}", "between")]
+    order = np.argsort(-result.counts, kind="stable")[:_SHOWN]
     for i in order:
-        low, high = found.means.intervals[i]
-        mean, *between = means_between(found.number, found.means.estimates[i], low, high)
-        rows.append((found.variable.categories[i], _number(found.counts[i]), mean, " .. ".join(between)))
-    parts = [*aligned(rows), *_more(found.variable.size - len(order), "category")]
-    done = done_to(found.number, clipped=clipped)
-    parts += [wrapped(f"Means are of {found.number.name} {done}.")] if done else []
-    if found.variable.size > 2:
-        parts += _differences(found)
-    if found.variable.size == 2 and math.isfinite(found.differences[1, 0]):
-        value, reach = found.differences[1, 0], NORMAL * found.deviations[1, 0]
+        low, high = result.means.intervals[i]
+        mean, *between = means_between(result.number, result.means.estimates[i], low, high)
+        rows.append((result.variable.categories[i], count_text(result.counts[i]), mean, " .. ".join(between)))
+    parts = [*aligned(rows), *_more(result.variable.size - len(order), "category")]
+    done = done_to(result.number, clipped=clipped)
+    parts += [wrapped(f"Means are of {result.number.name} {done}.")] if done else []
+    if result.variable.size > 2:
+        parts += _differences(result)
+    if result.variable.size == 2 and math.isfinite(result.differences[1, 0]):
+        value, reach = result.differences[1, 0], NORMAL * result.deviations[1, 0]
         shown, *ends = alike(value, value - reach, value + reach)
-        no, yes = found.variable.categories
-        unit = _unit_of(found.number)
+        no, yes = result.variable.categories
+        unit = unit_of(result.number)
         parts.append(wrapped(f"The mean of {yes} less that of {no}: {shown}{unit} ({' .. '.join(ends)})."))
     return "\n".join([*parts, wrapped("Not held: medians, quantiles and spreads within groups.")])
 
@@ -98,18 +96,18 @@ def _rows_of(number: Numeric) -> str:
     return "rows" if number.indicator is None else "rows with it"
 
 
-def _differences(found: GroupMeans) -> list[str]:
+def _differences(result: GroupMeans) -> list[str]:
     """Return the differences of two means that are clearest."""
-    pairs = [(i, j) for i in range(found.variable.size) for j in range(i) if math.isfinite(found.differences[i, j])]
+    pairs = [(i, j) for i in range(result.variable.size) for j in range(i) if math.isfinite(result.differences[i, j])]
     if not pairs:
         return []
-    clear = sorted(pairs, key=lambda pair: -abs(found.differences[pair]) / found.deviations[pair])[:_CLEAREST]
-    names, sentences = found.variable.categories, []
+    clear = sorted(pairs, key=lambda pair: -abs(result.differences[pair]) / result.deviations[pair])[:_CLEAREST]
+    names, sentences = result.variable.categories, []
     for i, j in clear:
-        first, second = (i, j) if found.differences[i, j] > 0 else (j, i)
-        value, reach = abs(found.differences[i, j]), NORMAL * found.deviations[i, j]
+        first, second = (i, j) if result.differences[i, j] > 0 else (j, i)
+        value, reach = abs(result.differences[i, j]), NORMAL * result.deviations[i, j]
         shown, *ends = alike(value, value - reach, value + reach)
-        sentences.append(f"{names[first]} less {names[second]} {shown}{_unit_of(found.number)} ({' .. '.join(ends)})")
+        sentences.append(f"{names[first]} less {names[second]} {shown}{unit_of(result.number)} ({' .. '.join(ends)})")
     more = "" if len(clear) == len(pairs) else f" All {len(pairs)}: {parameter('json')}."
     return [wrapped(f"Differences, the clearest first: {'; '.join(sentences)}.{more}")]
 
@@ -133,73 +131,82 @@ def slope_text(first: Numeric, second: Numeric, fit: Regression) -> str:
     """Return the slope of one number on another in a sentence."""
     (estimate,) = fit.coefficients
     shown, *ends = alike(estimate.value, *estimate.interval)
-    unit = _unit_of(second).rstrip("s") or " unit"
-    return f"{first.name} changes by {shown}{_unit_of(first)} ({' .. '.join(ends)}) for one{unit} of {second.name}."
+    unit = unit_of(second).rstrip("s") or " unit"
+    return f"{first.name} changes by {shown}{unit_of(first)} ({' .. '.join(ends)}) for one{unit} of {second.name}."
 
 
-def _unit_of(number: Numeric) -> str:
+def unit_of(number: Numeric) -> str:
     """Return the unit of differences of dates; empty for other numbers."""
     column = number.column
     return f" {column.unit or 'days'}" if column is not None and column.kind == "date" else ""
 
 
-def relation_text(found: Relation) -> str:
+def relation_text(result: Relation) -> str:
     """Return the strength of an association, and its test, in a sentence or two."""
-    if found.strength is None:
-        return f"Association: {found.no_test}."
-    merged = ""
-    if found.strength.merged:
-        groups = (f"{listed(names)} of {name}" for name, names in found.strength.merged)
-        merged = f", with {' and '.join(groups)} merged, as they drown"
-    text = f"{_MEASURES[found.strength.measure]}: {strength_text(found.strength)}{merged}."
-    if found.test is None:
-        return f"{text} No test: {found.no_test}."
-    p = p_text(found.test.p_value)
+    if result.strength is None:
+        return f"Association: {result.no_test}."
+    text = f"{_MEASURES[result.strength.measure]}: {strength_text(result.strength)}{_merged_text(result.strength)}."
+    if result.test is None:
+        return f"{text} No test: {result.no_test}."
+    p = p_text(result.test.p_value)
     return f"{text} Test of independence, alone, for rows that are a sample: p {'' if p.startswith('<') else '= '}{p}."
 
 
-def relations_text(found: Sequence[Relation], name: str | None) -> str:
+def _merged_text(strength: Strength) -> str:
+    """Return which categories were merged, as the end of a sentence; empty if none."""
+    groups = [f"{_joined(names)} of {name}" for name, names in strength.merged]
+    if not groups:
+        return ""
+    every = groups[0] if len(groups) == 1 else f"{', and '.join(groups)},"
+    return f"; {every} are merged: too few rows for this noise"
+
+
+def _joined(names: Sequence[str]) -> str:
+    """Return names with an "and" before the last one; at most twenty."""
+    return listed(names) if len(names) > _NAMED else ", ".join(names[:-1]) + " and " * (len(names) > 1) + names[-1]
+
+
+def relations_text(result: Sequence[Relation], name: str | None) -> str:
     """Return associations in order, the strongest first."""
     rows = [("" if name is None else f"{name} and", "strength", "between", "", "p")]
-    for each in found[:_SHOWN]:
+    for each in result[:_SHOWN]:
         label = each.second if name is not None else f"{each.first}, {each.second}"
         if each.strength is None:
             rows.append((_short(label, 34), "-", "", "", "below the noise"))
             continue
-        low, high = each.strength.interval
         p = "-" if each.adjusted is None else p_text(each.adjusted)
         measure = f"{each.strength.measure}{'*' * bool(each.strength.merged)}"
-        rows.append((_short(label, 34), f"{each.strength.value:.2f}", f"{low:.2f} .. {high:.2f}", measure, p))
-    reasons = {each.no_test for each in found if each.no_test and each.strength is not None}
-    tests = sum(each.test is not None for each in found)
-    parts = [*aligned(rows), *_more(len(found) - len(rows) + 1, "pair")]
+        ends = " .. ".join(strength_ends(each.strength))
+        rows.append((_short(label, 34), f"{each.strength.value:.2f}", ends, measure, p))
+    tests = sum(each.test is not None for each in result)
+    parts = [*aligned(rows), *_more(len(result) - len(rows) + 1, "pair")]
     if tests:
         parts.append(wrapped(f"p-values are adjusted for {counted(tests, 'test')} (Holm), for rows that are a sample."))
-    if any(each.strength is not None and each.strength.merged for each in found[:_SHOWN]):
-        parts.append(wrapped("* With small categories merged, as they drown: named with the pair alone."))
-    parts += [wrapped(f"No test (-): {reason}.") for reason in sorted(reasons)]
+    if any(each.strength is not None and each.strength.merged for each in result[:_SHOWN]):
+        parts.append(wrapped(_MERGED))
+    parts += [wrapped(f"No test (-): {reason}.") for reason in untested(result)]
     return "\n".join(parts)
 
 
-def odds_text(found: Logistic, rows: str) -> str:
+def odds_text(result: Logistic, rows: str) -> str:
     """Return the odds ratios of a logistic regression: the 25 that are farthest from 1, in errors."""
-    order = sorted(range(len(found.effects)), key=lambda i: -_evidence(found.effects[i]))[:_SHOWN]
+    order = sorted(range(len(result.effects)), key=lambda i: -_evidence(result.effects[i]))[:_SHOWN]
     lines = [("", "odds ratio", "between", "coefficient")]
     for i in sorted(order):
-        each = found.effects[i]
+        each = result.effects[i]
         ratio, *ends = alike(*each.odds)
         lines.append((_short(each.name, 30), ratio, " .. ".join(ends), f"{each.value:.3g}"))
-    ridge = ", with a small ridge, which moves them towards 1" if found.ridge else ""
+    ridge = ", with a small ridge, which moves them towards 1" if result.ridge else ""
     text = (
         f"An odds ratio is for one unit of the column, or for a category in place of the first one "
-        f"({listed(found.references)}), with the others unchanged{ridge}. Intervals are for the noise. The model knows "
-        "the columns by pairs: where three or more act together, it differs from the maximum of the likelihood."
+        f"({listed(result.references)}), with the others unchanged{ridge}. Intervals are for the noise. The model "
+        "knows the columns by pairs: where three or more act together, it differs from the maximum of the likelihood."
     )
     return "\n".join([
-        wrapped(f"Logistic regression of {found.target}, {100 * found.share:.1f} % {rows}:"),
+        wrapped(f"Logistic regression of {result.target}, {100 * result.share:.1f} % {rows}:"),
         *aligned(lines),
-        *_more(len(found.effects) - len(order), "coefficient"),
-        wrapped(text if found.references else text.replace(" ()", "")),
+        *_more(len(result.effects) - len(order), "coefficient"),
+        wrapped(text if result.references else text.replace(" ()", "")),
     ])  # fmt: skip
 
 
@@ -219,8 +226,18 @@ def about_variables(held: Variables) -> str:
 
 def strength_text(strength: Strength) -> str:
     """Return a strength with its interval."""
-    value, low, high = (f"{each + 0.0:.2f}".replace("-0.00", "0.00") for each in (strength.value, *strength.interval))
-    return f"{value} ({low} .. {high})"
+    low, high = strength_ends(strength)
+    return f"{_hundredths(strength.value)} ({low} .. {high})"
+
+
+def strength_ends(strength: Strength) -> tuple[str, str]:
+    """Return the ends of the interval of a strength, rounded outwards."""
+    low, high = strength.interval
+    return _hundredths(math.floor(100 * low) / 100), _hundredths(math.ceil(100 * high) / 100)
+
+
+def _hundredths(value: float) -> str:
+    return f"{value + 0.0:.2f}".replace("-0.00", "0.00")
 
 
 def p_text(value: float) -> str:
@@ -232,45 +249,28 @@ def p_text(value: float) -> str:
     return "< 0.0001" if value < 1e-4 else f"{value:.2g}"
 
 
-def _largest(found: Crosstab, values: Matrix, ends: Matrix, percent: str | None) -> list[str]:
+def _largest(result: Crosstab, values: Matrix, ends: Matrix, percent: str | None) -> list[str]:
     order = np.argsort(-np.nan_to_num(values, nan=-1.0), axis=None, kind="stable")[:_SHOWN]
-    rows = [(found.rows.name, found.columns.name, "rows" if percent is None else "percent", "between")]
+    rows = [(result.rows.name, result.columns.name, "rows" if percent is None else "percent", "between")]
     for i, j in zip(*np.unravel_index(order, values.shape), strict=True):
-        shown = _number(values[i, j]) if percent is None else percent_text(values[i, j])
-        low, high = ends[i, j]
-        between = f"{_number(low)} .. {_number(high)}" if percent is None else _ends(ends[i, j])
-        rows.append((found.rows.categories[i], found.columns.categories[j], shown, between))
+        shown = count_text(values[i, j]) if percent is None else percent_text(values[i, j])
+        between = map(count_text, ends[i, j]) if percent is None else percent_ends(ends[i, j])
+        rows.append((result.rows.categories[i], result.columns.categories[j], shown, " .. ".join(between)))
     return [*aligned(rows), *_more(values.size - len(order), "cell")]
 
 
-def _shrunk_text(found: Crosstab) -> str:
-    shown = [("", *map(_short, found.columns.categories))]
-    shown += [(_short(name), *map(_number, row)) for name, row in zip(found.rows.categories, found.shrunk, strict=True)]
+def _shrunk_text(result: Crosstab) -> str:
+    shown = [("", *map(_short, result.columns.categories))]
+    shown += [
+        (_short(name), *map(count_text, row)) for name, row in zip(result.rows.categories, result.shrunk, strict=True)
+    ]
     lines = aligned(shown)
     text = "No association is seen in this noise. Shrunk towards independence, and in general closer:"
     return "\n".join([wrapped(text), *(lines if max(map(len, lines)) <= shutil.get_terminal_size().columns else [])])
 
 
-def _largest_error(ratios: Ratios) -> str:
-    reach = np.abs(ratios.intervals - ratios.estimates[..., None])
-    known = np.isfinite(reach).all(axis=-1)
-    if not known.any():
-        return ""
-    return f"Each share is within {100 * float(reach[known].max()):.2g} percentage points of the exact one"
-
-
 def _more(hidden: int, noun: str) -> list[str]:
     return [wrapped(f"{counted(hidden, noun)} more: --table writes all.")] if hidden > 0 else []
-
-
-def _number(value: float) -> str:
-    """Return an unbiased count, which may be negative."""
-    return f"{value:.0f}" if abs(value) >= 0.5 else "0"
-
-
-def percent_text(share: float) -> str:
-    """Return a share in percent, or a dash if it is unknown."""
-    return "-" if math.isnan(share) else f"{100 * min(1.0, max(0.0, share)):.1f}"
 
 
 def alike(*values: float) -> list[str]:
@@ -282,11 +282,6 @@ def alike(*values: float) -> list[str]:
     spread = max(values) - min(values)
     decimals = max(0, 1 - math.floor(math.log10(spread))) if spread > 0 else 3
     return [f"{value:.{min(decimals, 12)}f}" for value in values]
-
-
-def _ends(ends: Matrix) -> str:
-    low, high = (100 * min(1.0, max(0.0, float(end))) for end in ends)
-    return f"{low:.1f} .. {high:.1f}"
 
 
 def _short(name: str, most: int = 16) -> str:

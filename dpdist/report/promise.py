@@ -50,6 +50,7 @@ def meaning_of(release: Heading) -> dict[str, object] | None:
         arithmetic = "integer-exact: the proof covers the numbers as computed"
     return {
         "sentence": _sentence(release, guarantee),
+        "right": share_up(accuracy(guarantee)),
         "neighbours": _neighbours(release, guarantee),
         "loss": Markup("ε = {}").format(f"{loss.epsilon:.6g}") + (Markup(", δ = {}").format(added) if added else ""),
         "factor": factor,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,23 +13,26 @@ from dpdist.answers.bias import clipped_rows
 from dpdist.answers.crosstab import crosstab
 from dpdist.answers.feasible import Feasible, feasible
 from dpdist.answers.group_means import group_means
-from dpdist.answers.relate import Relation, relations
+from dpdist.answers.relate import Relation, relations, untested
 from dpdist.answers.variables import Variables, variables
 from dpdist.core.errors import BelowNoiseError, DataError, UsageError
 from dpdist.core.release.artefact import Release
-from dpdist.report.findings import Cells, Table, brief_name
+from dpdist.core.text import counted, listed
 from dpdist.report.pairs import (
     about_variables,
     done_to,
     means_between,
     p_text,
-    percent_text,
     relation_text,
-    strength_text,
+    strength_ends,
 )
+from dpdist.report.shares import count_text, few_text, known_shares, percent_text
+from dpdist.report.tables import Cells, Table, brief_name, minus
 
 _ASSOCIATIONS, _TABLES = 15, 60
 """Associations that are listed, and pairs whose tables or means can be opened."""
+_NAMED = 8
+"""Most pairs below the noise that are named."""
 _CATEGORIES = 45
 """Most categories of a variable whose tables are shown."""
 _WIDE = 500
@@ -48,7 +52,9 @@ class Pair:
 class Related:
     """How the variables of a release relate."""
 
-    strongest: Table
+    held: Variables
+    relations: Sequence[Relation]  # of all pairs, the strongest first
+    strongest: Table | None  # None if all are below the noise
     note: str
     pairs: Sequence[Pair]
 
@@ -62,29 +68,46 @@ def related_of(release: Release) -> Related | None:
         return None
     if not held.categorical or not found:
         return None
-    rows: list[Cells] = [_row(each) for each in found[:_ASSOCIATIONS]]
-    tests = sum(each.test is not None for each in found)
-    notes = [f"The {len(rows)} strongest of {len(found)} pairs. " if len(found) > len(rows) else ""]
-    notes.append(
-        "A strength is Cramér's V or eta, from 0 to 1, or a correlation r, from -1 to 1, without the noise; small "
-        "categories are merged. "
-    )
-    if tests:
-        notes.append(f"p-values are adjusted for {tests} tests (Holm), for rows that are a sample. ")
-    notes += [f"No test: {reason}. " for reason in sorted({e.no_test for e in found if e.no_test and e.strength})]
+    seen = [relation for relation in found if relation.strength is not None]
+    shown = seen[:_ASSOCIATIONS]
+    tested = any(relation.adjusted is not None for relation in shown)
+    head: Cells = ("variables", "strength", "between", "measure", "p, adjusted")
+    rows = [_row(relation) if tested else _row(relation)[:-1] for relation in shown]
     possible = _possible(held)
-    pairs = [pair for each in found if (pair := _pair(held, each, possible)) is not None][:_TABLES]
-    head = ("variables", "strength", "between", "measure", "p, adjusted")
-    return Related(Table(head, rows), f"{''.join(notes)}{about_variables(held)}", pairs)
+    pairs = [pair for relation in found if (pair := _pair(held, relation, possible)) is not None][:_TABLES]
+    strongest = Table(head if tested else head[:-1], rows) if rows else None
+    return Related(held, found, strongest, " ".join(_notes(held, found, shown)), pairs)
+
+
+def _notes(held: Variables, found: Sequence[Relation], shown: Sequence[Relation]) -> Iterator[str]:
+    """Yield sentences about the table of associations."""
+    seen = sum(relation.strength is not None for relation in found)
+    if seen > len(shown):
+        yield f"The {len(shown)} strongest of {counted(seen, 'pair')}."
+    if len(found) > seen:
+        drowned = [f"{relation.first} and {relation.second}" for relation in found if relation.strength is None]
+        few = f": {listed(drowned)}" if len(drowned) <= _NAMED else ""
+        yield f"{counted(len(drowned), 'pair')} cannot be told, below the noise or too large to be tested{few}."
+    if shown:
+        yield (
+            "A strength is Cramér's V or eta, from 0 to 1, or a correlation r, from -1 to 1, without the noise; small "
+            "categories are merged."
+        )
+    if tests := sum(relation.test is not None for relation in found):
+        yield f"p-values are adjusted for {counted(tests, 'test')} (Holm), for rows that are a sample."
+    for reason in untested(found):
+        yield f"No p-value (-): {reason}." if tests else f"No tests: {reason}."
+    if about := about_variables(held):
+        yield about
 
 
 def _row(found: Relation) -> Cells:
     names = brief_name(found.first) + " and " + brief_name(found.second)
     if found.strength is None:
-        return names, "below the noise", "", "", ""
-    low, high = found.strength.interval
+        raise AssertionError("pairs below the noise are not listed")
     p = "-" if found.adjusted is None else p_text(found.adjusted)
-    return names, f"{found.strength.value:.2f}", f"{low:.2f} … {high:.2f}", found.strength.measure, p
+    ends = minus(" … ".join(strength_ends(found.strength)))
+    return names, minus(f"{found.strength.value:.2f}"), ends, found.strength.measure, p
 
 
 def _possible(held: Variables) -> Feasible | None:
@@ -100,37 +123,47 @@ def _pair(held: Variables, found: Relation, possible: Feasible | None) -> Pair |
     sizes = [held.categorical[name].size for name in (found.first, found.second) if name in held.categorical]
     if not sizes or max(sizes) > _CATEGORIES:
         return None
-    strength = "" if found.strength is None else f": {found.strength.measure} {strength_text(found.strength)}"
-    title = brief_name(found.first) + " and " + brief_name(found.second) + escape(strength)
+    ends = "" if found.strength is None else f": {found.strength.measure} {' … '.join(strength_ends(found.strength))}"
+    title = brief_name(found.first) + " and " + brief_name(found.second) + escape(minus(ends))
     if len(sizes) == 1:
         return _means(held, found, title)
     result = crosstab(held, found.first, found.second)
     reach, released = result.reach, "Each count"
     if possible is not None:
         result = result.with_counts(possible.table(found.first, found.second))
-        released = "Counts are those of the nearest tables that rows can have; each that was released"
-    values = result.of_rows.estimates
+        released = "Counts are those of the nearest tables that rows can have; relation that was released"
+    shares, few = known_shares(result, "rows")
     heads: Cells = (escape(found.first), *map(brief_name, result.columns.categories))
     rows: list[Cells] = [
         (
             brief_name(name),
-            *(f"{count:.0f} ({percent_text(share)} %)" for count, share in zip(own, shares, strict=True)),
+            *(f"{count_text(count)} ({_percent(share)})" for count, share in zip(own, percents, strict=True)),
         )
-        for name, own, shares in zip(result.rows.categories, np.round(result.estimates) + 0.0, values, strict=True)
+        for name, own, percents in zip(result.rows.categories, result.estimates, shares.estimates, strict=True)
     ]
-    note = f"Rows, and percent of each line. {released} is within {reach} of the exact one in 95 of 100 cases. "
-    note += relation_text(found)
+    note = f"Rows, and percent of relation line. {released} is within {reach} of the exact one in 95 of 100 cases. "
+    note += " ".join(filter(None, (few_text(few), relation_text(found))))
     return Pair(title, Table(heads, rows), note)
+
+
+def _percent(share: float) -> str:
+    return "-" if math.isnan(share) else f"{percent_text(share)} %"
 
 
 def _means(held: Variables, found: Relation, title: Markup) -> Pair:
     number, by = held.number_and_category(found.first, found.second)
     result = group_means(held, number, by)
     rows: list[Cells] = []
+    few = []
     for place, category in enumerate(result.variable.categories):
+        ends_known = bool(np.isfinite(result.means.intervals[place]).all())
         mean, *ends = means_between(result.number, result.means.estimates[place], *result.means.intervals[place])
-        rows.append((brief_name(category), f"{result.counts[place]:.0f}", mean, " … ".join(ends)))
+        if not ends_known:
+            few.append(category)
+        count = count_text(result.counts[place])
+        rows.append((brief_name(category), count, mean if ends_known else "-", " … ".join(ends) if ends else "-"))
+    unknown = f" Too few rows for this noise: {listed(few)}." if few else ""
     done = done_to(result.number, clipped=bool(clipped_rows(held.release, [result.number.place]).unknown))
     mean_of = Markup("mean of {}").format(f"{number} ({done})" if done else number)
     head: Cells = (escape(by), "rows", mean_of, "between")
-    return Pair(title, Table(head, rows), relation_text(found))
+    return Pair(title, Table(head, rows), f"{relation_text(found)}{unknown}")

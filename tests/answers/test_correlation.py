@@ -24,7 +24,7 @@ from dpdist.core.rows.columns import Column
 from dpdist.core.rows.schema import Schema
 from dpdist.estimators import PrivatePCA
 from dpdist.estimators.fit import save
-from dpdist.report.text import standardised
+from dpdist.report.components_text import standardised
 from papers.common.drawn import Drawn, drawn
 
 Floats = npt.NDArray[np.float64]
@@ -111,7 +111,7 @@ def test_columns_that_do_not_stand_above_the_noise_are_left_out_and_named() -> N
     held = found.components.components  # their variance among all columns: c2 counts, too
     assert np.allclose(found.shares, np.einsum("ij,jk,ik->i", held, TRUE, held) / D, atol=0.02)
     said = " ".join(standardised(found, release).split())
-    assert "1 column was omitted (not above the noise): c2. A share is of the variance of all columns" in said
+    assert "Not above the noise: c2. A share is of the variance of all columns" in said
     with pytest.raises(UsageError, match="6 components were requested, but the correlation matrix has only the 5 of"):
         correlation(release, 6)
 
@@ -205,14 +205,15 @@ def test_drop_first_leaves_out_a_column_of_each_categorical_variable(tmp_path: P
     rows = np.column_stack([sex, ~sex, common + 1.3 * random.normal(size=(20_000, 3))])
     schema = Schema([Column("sex", "category", categories=["F", "M"]), *(Column(name, "number") for name in "abc")])
     release, place = drawn(rows, 9.0, "20", names=schema.features, schema=schema).release(), tmp_path / "release.zarr"
-    every = correlation(release, 1).components.components
+    every = correlation(release, 1, drop_first=False).components.components
     assert abs(every[0, 0]) == pytest.approx(0.5**0.5, abs=0.1)  # sex=F against sex=M
-    found = correlation(release, 1, drop_first=True).components.components
+    found = correlation(release, 1).components.components
     assert found[0, 0] == 0
     assert np.abs(found[0, 2:]) == pytest.approx([3**-0.5] * 3, abs=0.1)
     save(release, place)
-    fit_components(place, tmp_path / "model.zarr", 1, correlation=True, drop_first=True)
-    with pytest.raises(DataError, match="drop_first"):
-        fit_components(place, tmp_path / "model.zarr", 1, correlation=True)
-    with pytest.raises(UsageError, match="requires components of the correlation matrix"):
-        fit_components(place, tmp_path / "no.zarr", 1, drop_first=True)
+    assert fit_components(place, tmp_path / "model.zarr", 1).model.correlation, "the default of a release with a mean"
+    assert not fit_components(place, tmp_path / "plain.zarr", 1, correlation=False).model.correlation
+    with pytest.raises(DataError, match="references"):
+        fit_components(place, tmp_path / "model.zarr", 1, drop_first=False)
+    said = " ".join(standardised(correlation(release, 1), release).split())
+    assert "The first category of each variable is left out, as the others determine it: sex=F." in said

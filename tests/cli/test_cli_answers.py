@@ -284,7 +284,11 @@ def test_a_refusal_says_what_can_be_asked(things: Path, call: Call, monkeypatch:
         ("few", INCOME, "There are fewer rows"),
         ("drowned", INCOME, "Use a larger epsilon or more rows"),
         ("drowned", ("synthesise", "OUT.csv", "--rows", "3"), "dpdist forecast reports what is needed"),
-        ("drowned", ("pca", "OUT.zarr", "--components", "0.5"), "--components K returns K components anyway"),
+        (
+            "drowned",
+            ("pca", "OUT.zarr", "--components", "0.5", "--no-correlation"),
+            "--components K returns K components anyway",
+        ),
         ("drowned", ("pca", "OUT.zarr", "--components", "2", "--correlation"), DROWNED),
         ("uncentred", ("covariance", "OUT.csv"), "Use --centre private"),
         ("subspace", ("synthesise", "OUT.csv", "--rows", "3"), BY_OTHERS),

@@ -10,6 +10,7 @@ from fractions import Fraction
 from importlib.resources import files
 from pathlib import Path
 from typing import NoReturn
+from urllib.parse import unquote
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -34,8 +35,8 @@ from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.rows.units import Unit
 from dpdist.core.text import exactly
 from dpdist.estimators.fit import guarantee_of
-from dpdist.report import findings, officer
-from dpdist.report import text as words_of
+from dpdist.report import components_text as words_of
+from dpdist.report import explained, officer
 from dpdist.report.charts import spectrum
 from dpdist.report.html import shape_of, write
 from dpdist.report.promise import accuracy, hits
@@ -43,6 +44,8 @@ from papers.common.drawn import drawn
 
 HOSTILE = "<script>alert('$x$')</script>&\"'"
 NAMES = (HOSTILE, "age", "height", "weight")
+SVG = "{http://www.w3.org/2000/svg}"
+DRAWN = {"svg", "title", "desc", "style", "rect", "path", "text"}
 
 
 def released(
@@ -80,12 +83,12 @@ def test_the_page_says_what_is_promised_and_what_stands_above_the_noise(tmp_path
 @pytest.mark.parametrize("clip", [1e-4, 1234567.0])
 def test_numbers_are_short_whatever_the_units_are(tmp_path: Path, clip: float) -> None:
     text = page(tmp_path, released(clip=clip), count=4).partition("<body>")[2]
-    text = re.sub(r" d=\"[^\"]*\"", "", text)
+    text = re.sub(r" (d|href)=\"[^\"]*\"", "", text)
     assert not re.findall(r"\d[eE][-+]?\d", text)  # 9.66245e+08
-    seen = re.sub(r"clipped\s+to\s+norm\s+[\d.]+", "", text.partition('id="findings"')[2].partition("</section>")[0])
+    seen = re.sub(r"clipped\s+to\s+norm\s+[\d.]+", "", text.partition('id="components"')[2].partition("</section>")[0])
     assert not re.findall(r"\d{7}", seen)
     table = text.partition('aria-label="Components that can be distinguished"')[2].partition("</table>")[0]
-    cells = [html.unescape(cell) for cell in re.findall(r"<td>([^<]*)</td>", table)]
+    cells = [html.unescape(cell) for cell in re.findall(r"<td[^>]*>([^<]*)</td>", table)]
     assert len(cells) in {5 * 2, 5 * 3, 5 * 4}
     assert max(map(len, cells)) <= 2 * 8 + 3
     told = re.search(r"Euclidean norm ([^,]*),", text)
@@ -150,10 +153,16 @@ def test_nothing_is_loaded_and_nothing_is_run_whatever_columns_are_called(tmp_pa
     rows = np.random.default_rng(3).normal(size=(5000, 4)) @ (np.eye(4) + 0.5)
     itself = f"{{{{ 10 ** 30 + 7 }}}}{{% raw %}}{HOSTILE}"
     release = replace(drawn(rows, 4.0, "4").release(), names=HOSTILE_NAMES, unit=Unit(HOSTILE, 3), release_id=itself)
-    text = page(tmp_path, release, targets=[HOSTILE_NAMES[2]])
+    text = page(tmp_path, release, targets=HOSTILE_NAMES[2:])
     assert all(name not in text for name in HOSTILE_NAMES[:2])
     assert all(name in html.unescape(text) for name in (*HOSTILE_NAMES, f"<code>{itself}</code>"))
     assert str(10**30 + 7) not in text  # not a number of a release
+    saved = re.findall(r'href="data:image/svg\+xml,([^"]*)"', text)
+    assert len(saved) >= 7  # one for each chart
+    for picture in map(unquote, saved):  # of its own, without a page around it
+        assert {each.tag.removeprefix(SVG) for each in ET.fromstring(picture).iter()} <= DRAWN  # noqa: S314
+        assert "var(" not in picture
+    text = re.sub(r'href="data:image/svg\+xml,[^"]*"', "", text)
     active = r"<(?:script|link|iframe|object|img)|\son\w+\s*=(?=[^<]*>)"
     assert not re.findall(active, text.replace("onerror=alert(1)&gt;", ""))
     assert not re.findall(r'(?:src|href)\s*=\s*["\'](?!#)', text)
@@ -189,7 +198,7 @@ def test_a_subspace_shows_its_directions_only(tmp_path: Path) -> None:
 def test_components_may_be_images(tmp_path: Path) -> None:
     text = page(tmp_path, released(), count=3, image=shape_of("2x2"))
     assert text.count('shape-rendering="crispEdges"') == 3
-    assert text.count("as an image") == 3
+    assert text.count('as an image"') == 3
     with pytest.raises(UsageError, match=r"\(image\)"):
         page(tmp_path, released(), image=shape_of("3x2"))
     for text in ("28", "ax4", "0x4", "2x2x1", "-2x-2"):
@@ -234,8 +243,9 @@ def test_correlations_stand_beside_what_the_noise_may_do_to_them(tmp_path: Path)
     assert low <= middle <= high
     assert abs(middle - 0.8) <= 5 * max(high - middle, 0.005)
     assert "Effect of the noise" in text
+    assert "half of each interval" in text
     wide = page(tmp_path, correlated(14))
-    assert "The 12 farthest above the noise are shown" in wide
+    assert "14 columns of 14." in wide
     assert "None are shown. The release has no mean and no centre" in page(tmp_path, released())
     # two of the columns pass four standard deviations of such noise with probability 1e-8
     assert re.search("(varies|vary) clearly above the noise", page(tmp_path, correlated(epsilon="0.001")))
@@ -289,7 +299,7 @@ def test_a_column_is_explained_by_others_if_that_is_asked(tmp_path: Path, monkey
     def drowned(*_: object) -> NoReturn:
         raise BelowNoiseError("Its variance is under water.")
 
-    monkeypatch.setattr(findings, "regressions", drowned)
+    monkeypatch.setattr(explained, "regressions", drowned)
     assert "Its variance is under water." in page(tmp_path, release, targets=[second])
 
 

@@ -43,7 +43,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "grid bits": ("--epsilon", "10", *D, *CLIPPED, "--grid-bits", "14"),
     "chosen id": ("--epsilon", "10", *D, *CLIPPED, "--id", "autumn"),
     "private clip": ("--epsilon", "20", *D, "--clip", "private"),
-    "private clip for components": ("--epsilon", "20", *D, "--clip", "private", "--components", "2"),
+    "private clip for components": ("--epsilon", "20", *D, "--clip", "private", "--clip-components", "2"),
     "private scale": (*SCALED, "--clip", "auto"),
     "private scale for targets": (*SCALED, "--targets", "d"),
     "private scale, a share": (*SCALED, "--clip", "auto", "--scale-share", "0.2"),
@@ -339,8 +339,8 @@ def _releases(to: Recorder) -> None:
 def _afterwards(to: Recorder) -> None:
     """Read releases in every way that the command line has."""
     mean, both = "private mean.zarr", "both private.zarr"
-    to.command("pca", "pca", mean, "model.zarr", "--components", "2")
-    to.command("pca", "pca", both, "correlation.zarr", "--components", "2", "--correlation")
+    to.command("pca", "pca", mean, "model.zarr", "--components", "2", "--no-correlation")
+    to.command("pca", "pca", both, "correlation.zarr", "--components", "2")
     to.command("project", "project", "rows.zarr", "model.zarr", "scores.zarr")
     to.command("regress", "regress", mean, "--target", "d", "--on", "a,b,c")
     to.command("covariance", "covariance", mean, "covariance.csv")

@@ -127,7 +127,7 @@ def requests() -> dict[str, ReleaseRequest]:
         "bits": ("gaussian", loss, 200, {"grid_bits": 14}),
         "period": ("gaussian", loss, 200, {"period": "2026-W47"}),
         "private clip": ("gaussian", loss, "private", {}),
-        "private clip, for components": ("gaussian", loss, "private", {"components": 2}),
+        "private clip, for components": ("gaussian", loss, "private", {"clip_components": 2}),
         "private scale": ("gaussian", loss, "auto", {"scale": "private"}),
         "private scale, a share": ("gaussian", loss, "auto", {"scale": "private", "scale_share": "0.2"}),
         "both private": ("gaussian", loss, "private", {"scale": "private", "centring": "private"}),
@@ -179,7 +179,8 @@ def test_refusals_keep_their_exit_codes_and_texts_change_on_purpose_only(
     assert Ledger("rows.ledger").charges == charges
     assert {name for name in tree(golden) if "state" not in name} <= set(before)  # nothing was left
     pages = {" ".join(names): call(*names, "--help").out for names in commands(cli.cli)}
-    recorded = {"help": pages, "refusals": texts}
+    every = {name: call(*name.split(), "--help-all").out for name, page in pages.items() if "--help-all" in page}
+    recorded = {"help": pages, "help of all options": every, "refusals": texts}
     if os.environ.get("DPDIST_RECORD"):
         (GOLDEN / "texts.json").write_text(json.dumps(recorded, indent=1, ensure_ascii=False) + "\n")
     assert recorded == json.loads((GOLDEN / "texts.json").read_text())

@@ -56,7 +56,7 @@ def ingest_collection(
     if (
         say is not None
         and unit is None
-        and (message := row_is_unit(collection, collection.asked, in_schema if collection.framed else _by_file))
+        and (message := row_is_unit(collection, collection.asked, in_schema if collection.framed else _by_file, schema))
     ):
         say(message)
     if schema is not None:

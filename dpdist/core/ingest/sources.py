@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from functools import partial
 from hashlib import sha256
 from importlib import import_module
@@ -22,13 +22,13 @@ from dpdist.core.ingest.readers.base import Choices, attempt, counts_rows
 from dpdist.core.ingest.readers.columnar import Columnar, key_in
 from dpdist.core.ingest.readers.isolated import IsolatedSource, ReaderProcess
 from dpdist.core.ingest.readers.source import Entry, Head, Keys, Source
-from dpdist.core.ingest.readers.text import Csv, header_asked
+from dpdist.core.ingest.readers.text import header_asked
 from dpdist.core.ingest.readers.zarr_store import MARKS, Store, is_anndata, is_vcf_zarr
 from dpdist.core.ingest.remote import Remote
 from dpdist.core.naming import parameter
 from dpdist.core.paths import require_plain
-from dpdist.core.rows.columns import Column
-from dpdist.core.rows.schema import PANDAS_INDEX, Schema
+from dpdist.core.rows.draft import SUFFIX, Looks
+from dpdist.core.rows.schema import PANDAS_INDEX
 from dpdist.core.rows.units import Unit
 from dpdist.core.storage.atomic import scratch
 
@@ -107,7 +107,7 @@ def _in_folder(folder: SourceLocation, keys: Keys) -> list[tuple[SourceLocation,
     _require_no_lake(folder, [entry.name for entry in entries])
     sources: list[tuple[SourceLocation, Keys]] = []
     for entry in entries:
-        if entry.name.startswith((".", "_")):
+        if entry.name.startswith((".", "_")) or entry.name.endswith(SUFFIX):
             continue
         if isinstance(entry, Path):
             require_plain(entry.parent, entry.name)
@@ -326,33 +326,12 @@ def head_at(location: SourceLocation, scratch_dir: Path, choices: Choices) -> He
         return source.head
 
 
-def table_at(location: SourceLocation, scratch_dir: Path, header: str | None) -> tuple[Head, set[str] | None]:
+def table_at(location: SourceLocation, scratch_dir: Path, header: str | None) -> tuple[Head, dict[str, Looks] | None]:
     """Return head and unclear columns of a table; None for those of a file of numbers only. Reads all cells of text."""
     with opened_sources(location, scratch_dir, Choices(header=header)) as sources, sources.named(0) as source:
         if not any("schema" in _kind(path).takes for path, _ in located(location)):
             return source.head, None
         return source.head, source.unclear_columns
-
-
-def text_columns_at(
-    location: SourceLocation, scratch_dir: Path, header: str | None, columns: Sequence[str]
-) -> set[str]:
-    """Return which columns of a local table hold anything but numbers, by cells or by type; empty if unknown."""
-    if not isinstance(location, Path):
-        return set()
-    with suppress(DpdistError):
-        if any(issubclass(_kind(path), Columnar) for path, _ in located(location)):
-            return _not_numbers(head_at(location, scratch_dir, Choices()))
-        schema = Schema([Column(name, "number") for name in dict.fromkeys(columns)], others="ignored")
-        with opened_sources(location, scratch_dir, Choices(header=header, schema=schema)) as sources:
-            return set().union(*(reader.text_columns() for reader in sources if isinstance(reader, Csv)))
-    return set()
-
-
-def _not_numbers(head: Head) -> set[str]:
-    from dpdist.core.rows.encoding import is_number  # noqa: PLC0415 - imports Arrow
-
-    return {name for name, kind in zip(head.names, head.kinds or (), strict=False) if not is_number(kind)}
 
 
 def _suffix(location: SourceLocation) -> str:

@@ -321,7 +321,7 @@ class Ingest:
         elif head.beside:
             named = survey.units_named(head)
             self.say(f"The privacy unit is the row. Declare another with {named}.")
-        elif message := row_is_unit(self.source, head.asked, by_option if schema is None else in_schema):
+        elif message := row_is_unit(self.source, head.asked, by_option if schema is None else in_schema, schema):
             self.say(message)
 
     def _kept_blocks(self, result: SourceSurvey, selection: KeptRows | None, number: int) -> Generator[Rows]:

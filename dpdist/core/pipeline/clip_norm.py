@@ -125,7 +125,7 @@ class ClipChoice:
             return "their rows would weigh less"
         return (
             "their rows would weigh less. A smaller one, at which more weigh less, often has less error: "
-            f"{parameter('components', 'K')} {parameter('release_epsilon', 'E')} choose it"
+            f"{parameter('clip_components', 'K')} {parameter('release_epsilon', 'E')} choose it"
         )
 
     @property
@@ -199,7 +199,7 @@ def choose_clip_norm(
     request: NormsRequest,
     quantile: str | float | Fraction | None = None,
     *,
-    components: int | None = None,
+    clip_components: int | None = None,
     release_epsilon: Number | None = None,
     ledger: AnyLedgerAddress | None = None,
     cluster: Cluster | None = None,
@@ -220,12 +220,12 @@ def choose_clip_norm(
         The privacy loss, and the public grid of norms.
     quantile : str, float or Fraction, default None
         The share of rows with at most the clip norm, between 0 and 1. None: 0.95, or the quantile for
-        ``components``.
-    components : int, default None
+        ``clip_components``.
+    clip_components : int, default None
         K, from 1 to d - 1: use the quantile that minimises the expected error of the K leading components from noise
         and clipping, by a rule of thumb (:mod:`dpdist.core.release.clip_trade`). None: use ``quantile``.
     release_epsilon : str, int, float or Decimal, default None
-        With ``components``, the epsilon of the planned release; its delta is that of the histogram.
+        With ``clip_components``, the epsilon of the planned release; its delta is that of the histogram.
     ledger : str or path-like, default None
         The ledger of the budget. None: next to the rows; for rows at an address, the one recorded on this machine.
     cluster : Cluster, default None
@@ -245,8 +245,8 @@ def choose_clip_norm(
     Raises
     ------
     UsageError
-        If the request does not fit this table, both a quantile and ``components`` are given, or only one of
-        ``components`` and ``release_epsilon``.
+        If the request does not fit this table, both a quantile and ``clip_components`` are given, or only one of
+        ``clip_components`` and ``release_epsilon``.
     RefusedError
         If the budget does not suffice, there is none, the noise would hide the quantile, or the rows come in periods.
     DataError
@@ -274,7 +274,7 @@ def choose_clip_norm(
     >>> choice.clip  # doctest: +SKIP
     90.51
     """
-    target = _target(quantile, components, release_epsilon)
+    target = _target(quantile, clip_components, release_epsilon)
     table, cluster = _table_at(store_at(rows)), chosen(cluster)
     request.bound(table.columns)  # refuses public vectors of another length
     advice.require_centre_of_dropped(table.schema, centred=request.centre is not None)
@@ -301,22 +301,22 @@ def choose_clip_norm(
 
 
 def _target(
-    quantile: str | float | Fraction | None, components: int | None, release_epsilon: Number | None
+    quantile: str | float | Fraction | None, clip_components: int | None, release_epsilon: Number | None
 ) -> Fraction | _Leading:
     """Return the requested quantile, or the components to choose it for."""
-    if (components is None) != (release_epsilon is None):
+    if (clip_components is None) != (release_epsilon is None):
         raise UsageError(
-            f"{parameter('components')} and {parameter('release_epsilon')} belong together: the best clip norm for "
-            "components depends on the noise of their release."
+            f"{parameter('clip_components')} and {parameter('release_epsilon')} belong together: the best clip norm "
+            "for components depends on the noise of their release."
         )
-    if components is not None and release_epsilon is not None:
+    if clip_components is not None and release_epsilon is not None:
         if quantile is not None:
             raise UsageError(
-                f"{parameter('components')} determines the quantile. Pass one of it and {parameter('quantile')}."
+                f"{parameter('clip_components')} determines the quantile. Pass one of it and {parameter('quantile')}."
             )
-        if components < 1:
-            raise UsageError("The number of components must be at least 1.", parameter="components")
-        return components, PrivacyLoss.parse(release_epsilon, 0).epsilon_micro
+        if clip_components < 1:
+            raise UsageError("The number of components must be at least 1.", parameter="clip_components")
+        return clip_components, PrivacyLoss.parse(release_epsilon, 0).epsilon_micro
     share = Fraction(95, 100) if quantile is None else quantile
     if not isinstance(share, Fraction):
         return quantile_from(str(share))

@@ -22,7 +22,7 @@ from dpdist.core.ingest.readers.base import ChoiceRequiredError, Choices, Genoty
 from dpdist.core.ingest.register import asked_of, register_chunks, register_tasks, survey
 from dpdist.core.ingest.registered import FORMAT, RegisterRequest, attributes_in
 from dpdist.core.ingest.remote import Remote, location_of
-from dpdist.core.ingest.sources import SourceLocation, columns_at, origin_of, text_columns_at
+from dpdist.core.ingest.sources import SourceLocation, columns_at, origin_of
 from dpdist.core.ingest.survey import require_publishable
 from dpdist.core.ingest.workers import Workers
 from dpdist.core.ingest.write import ingest, require_same_origin
@@ -35,10 +35,10 @@ from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.progress import Progress, steps
 from dpdist.core.rows.automatic import row_is_unit
 from dpdist.core.rows.dataset import RowsTable
+from dpdist.core.rows.draft import draft_of
 from dpdist.core.rows.manifest import SOURCES
 from dpdist.core.rows.person_names import person_columns
 from dpdist.core.rows.schema import Schema
-from dpdist.core.rows.schema_file import draft_of, read_schema
 from dpdist.core.rows.units import Keep, unit_from
 from dpdist.core.runtime.cluster import Cluster, chosen
 from dpdist.core.storage.arrays import attributes_of
@@ -49,10 +49,10 @@ from dpdist.core.storage.store import AnyStore, Store, store_at
 def draft_schema(source: SourceLocation | AnyPath | Any, *, header: str | None = None) -> str:
     r"""Draft a schema of a source from the names of its columns.
 
-    No value and no stored type is used, because the draft is public, and libraries choose types from values: every
-    column is drafted as a number, with a blank range; if it is named like an identifier of persons, its kind is blank.
-    Complete it from what the columns mean. A .csv does not show whether its first line is a header or a row, whose
-    cells would be published. An index of pandas is left out.
+    No value and no stored type is used: every column is drafted as a number. Complete it from what the columns mean; it
+    is refused until ``confirmed = true``. :func:`private_pca` of a file with words drafts one by what its cells look
+    like. A .csv does not show whether its first line is a header or a row, whose cells would be published. An index of
+    pandas is left out.
 
     Parameters
     ----------
@@ -89,13 +89,11 @@ def draft_schema(source: SourceLocation | AnyPath | Any, *, header: str | None =
     >>> print(draft[draft.index("[[column]]") :])
     [[column]]
     name = "age"
-    kind = "number"
-    range = []  # fill in
+    kind = "number"  # not read: correct it
     <BLANKLINE>
     [[column]]
     name = "mass"
-    kind = "number"
-    range = []  # fill in
+    kind = "number"  # not read: correct it
     <BLANKLINE>
     >>> here.cleanup()
     """
@@ -113,16 +111,7 @@ def draft_schema(source: SourceLocation | AnyPath | Any, *, header: str | None =
     else:
         raise DataError(f"{table} has no columns of different kinds, so it needs no schema.")
     require_publishable(origin, names)
-    owners = person_columns(names)
-    kinds = {name: "ignored" if counts_rows(name) else "number" for name in names}
-    return draft_of(origin, kinds | dict.fromkeys(owners, ""))
-
-
-def read_for(schema: AnyPath, source: object, header: str | None) -> Schema:
-    """Read a schema for a source; messages about a draft list the text columns, which need no range."""
-    if not isinstance(source, str | os.PathLike):
-        return read_schema(Schema, schema)
-    return read_schema(Schema, schema, partial(text_columns_at, location_of(source), Path(gettempdir()), header))
+    return draft_of(origin, dict.fromkeys(names), person_columns(names), list(filter(counts_rows, names)))
 
 
 _TASKS_PER_WORKER = 32  # each writes a part of the manifest
@@ -249,7 +238,7 @@ def ingest_rows(
     rows = store_at(rows)
     if not isinstance(budget, PrivacyLoss | None):
         raise UsageError("The budget is a dpdist.PrivacyLoss, such as PrivacyLoss.parse(2, 1e-6).", parameter="budget")
-    meaning = schema if schema is None or isinstance(schema, Schema) else read_for(schema, source, header)
+    meaning = schema if schema is None or isinstance(schema, Schema) else Schema.read(schema)
     unit = unit_from(privacy_unit, max_rows, keep)
     choices = Choices(variable, missing, header, meaning, _genotypes(genotypes), rows_dimension)
     ledger = None if ledger is None else parse_address(ledger)

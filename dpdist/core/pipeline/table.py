@@ -17,9 +17,8 @@ from tempfile import gettempdir
 from typing import Any, NamedTuple
 
 from dpdist.core.errors import DataError, RefusedError, UsageError
-from dpdist.core.ingest.readers.base import ChoiceRequiredError, Choices, counts_rows
-from dpdist.core.ingest.readers.source import Head
-from dpdist.core.ingest.sources import KINDS, head_at, opened_sources, table_at
+from dpdist.core.ingest.readers.base import Choices
+from dpdist.core.ingest.sources import opened_sources
 from dpdist.core.ingest.survey import Job, size_of, survey_source
 from dpdist.core.ingest.workers import Workers
 from dpdist.core.ingest.write import ingest
@@ -28,30 +27,21 @@ from dpdist.core.ledger.address import LedgerAddress, parse_address
 from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.naming import parameter, step
 from dpdist.core.pipeline.budget import charges_add_remove, create_ledger, default_ledger, has_private_count
+from dpdist.core.pipeline.reading import Meaning, meaning_of, rows_next_to
 from dpdist.core.pipeline.release import require_releasable
-from dpdist.core.pipeline.sources import read_for
+from dpdist.core.pipeline.said import Reading
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.core.progress import Progress, steps
 from dpdist.core.release.plan import Plan
 from dpdist.core.release.request import ReleaseRequest
-from dpdist.core.rows.automatic import require_owner, schema_of_numbers, whose_rows
+from dpdist.core.rows.automatic import whose_rows
 from dpdist.core.rows.dataset import RowsTable, open_ingested
 from dpdist.core.rows.schema import Schema
-from dpdist.core.rows.units import Owner, Unit, unit_from
+from dpdist.core.rows.units import Owner, Unit
 from dpdist.core.runtime.cluster import Cluster
 from dpdist.core.storage.atomic import make_once
 from dpdist.core.storage.store import AnyStore, store_at
 from dpdist.core.text import canonical, counted, listed
-
-
-def rows_next_to(file: Path) -> Path:
-    """Return where the rows of a file of a table are stored.
-
-    >>> str(rows_next_to(Path("data/table.csv.gz")))
-    'data/table.zarr'
-    """
-    suffix = max((suffix for suffix in KINDS if file.name.lower().endswith(suffix)), key=len, default="")
-    return file.with_name(file.name[: len(file.name) - len(suffix)] + ".zarr")
 
 
 class FileRows(NamedTuple):
@@ -67,9 +57,7 @@ def rows_of_file(
     *,
     budget: PrivacyLoss | None = None,
     target: AnyStore | None = None,
-    schema: Schema | Any = None,
-    header: str | None = None,
-    owner: Owner = Owner(),  # noqa: B008 - frozen
+    said: Reading = Reading(),  # noqa: B008 - frozen
     progress: Progress | None = None,
     say: Callable[[str], None] = lambda _: None,
     cluster: Cluster | None = None,
@@ -84,13 +72,13 @@ def rows_of_file(
     first = rows_next_to(file)
     if target is not None and store_at(target).absolute() == store_at(first).absolute():
         raise UsageError(f"The rows of {file} are stored in {first}. Choose another name for the release.")
-    content, given = _content_of(file), schema
-    schema, unit, head = _meaning(file, schema, header, owner)
-    _require_centre(file, request, schema if given is None else None)
-    choices = Choices(header=header, schema=schema)
+    content, meaning = _content_of(file), _meaning(file, request, said)
+    schema, unit, head = meaning.schema, meaning.unit, meaning.head
+    choices = Choices(header=said.header, schema=schema)
     identity = state_folder.identity_of(content, str(first.absolute()))
     # the names of the columns say whether the first line is a header, however that was decided
-    meant = replace(choices, header=None).to_json(), None if head is None or schema else list(head.names)
+    names = None if head is None or schema else list(head.names if meaning.columns is None else meaning.columns)
+    meant = replace(choices, header=None).to_json(), names
     described = canonical([*meant, None if unit is None else unit.to_json()])
     variant = hashlib.sha256(described.encode()).hexdigest()
 
@@ -101,8 +89,8 @@ def rows_of_file(
 
     def make(rows: Path) -> None:
         ingest(
-            file, rows, unit=unit, choices=choices, progress=steps(progress, "Ingesting in this process"),
-            elsewhere=Workers(cluster, progress), identity=unchanged,
+            file, rows, columns=meaning.columns, unit=unit, choices=choices, identity=unchanged,
+            progress=steps(progress, "Ingesting in this process"), elsewhere=Workers(cluster, progress),
         )  # fmt: skip
 
     table, rows = _made(file, first, (identity, variant), make)
@@ -123,10 +111,7 @@ def rows_of_file(
         )
     Ledger(ledger).require_relation(request.neighbours)  # a private n is printed nowhere
     public = request.neighbours is Neighbours.REPLACE_ONE
-    say(
-        f"{_decisions(file, table, ledger, _left_out(head, table.schema), owner, rows=table.rows if public else None)} "
-        f"Its rows are in {rows}."
-    )
+    say(f"{_decisions(file, table, ledger, meaning, rows=table.rows if public else None)} Its rows are in {rows}.")
     return FileRows(table, ledger)
 
 
@@ -139,19 +124,19 @@ class FileShape(NamedTuple):
     unit: Unit | None
 
 
-def shape_of_file(
-    file: Path, request: ReleaseRequest, *, schema: Schema | Any, header: str | None, owner: Owner
-) -> FileShape:
+def shape_of_file(file: Path, request: ReleaseRequest, said: Reading) -> FileShape:
     """Return the shape of the rows of a file, as :func:`rows_of_file` would store them; nothing is stored."""
-    given = schema
-    schema, unit, _ = _meaning(file, schema, header, owner)
-    _require_centre(file, request, schema if given is None else None)
-    with opened_sources(file, Path(gettempdir()), Choices(header=header, schema=schema)) as sources:
+    meaning = _meaning(file, request, said)
+    schema, unit = meaning.schema, meaning.unit
+    with opened_sources(file, Path(gettempdir()), Choices(header=said.header, schema=schema)) as sources:
 
         def here(job: Job, tasks: Sequence[Any]) -> list[Any]:
             return [job(sources.opener, task, lambda _: None) for task in tasks]
 
-        kept, sizes = None if schema is None else schema.features, [size_of(entry) for entry in sources.entries]
+        kept, sizes = (
+            meaning.columns if schema is None else schema.features,
+            [size_of(entry) for entry in sources.entries],
+        )
         found = survey_source(file, sources, kept, here, sizes=sizes, unit=unit)
     unit = unit if schema is None else schema.unit
     stated = _counts(file, request) and (unit is None or unit.max_rows is None)
@@ -168,36 +153,17 @@ def _counts(file: Path, request: ReleaseRequest) -> bool:
     return not charged and request.neighbours is Neighbours.REPLACE_ONE
 
 
-def _require_centre(file: Path, request: ReleaseRequest, decided: Schema | None) -> None:
-    """Refuse a release that would not know the centre of columns whose schema was decided here."""
-    if decided is not None and request.centre is None and "scale" not in request.chooses:
+def _meaning(file: Path, request: ReleaseRequest, said: Reading) -> Meaning:
+    """Return what the columns of a file are; refuse a release that would not know the centre of missing numbers."""
+    scaled = "scale" in request.chooses
+    meaning = meaning_of(file, said, ranged=not scaled and request.scale is None)
+    if meaning.decided and request.centre is None and not scaled:
         raise UsageError(
             "Without a schema, cells of a file without a number count as the centre of their column, which must be "
             f"known before rows are summed. Add {parameter('scale', 'private')}, with a clip norm in scaled units; or "
             f"ingest the file ({step('ingest', file, 'ROWS')}), and release its rows."
         )
-
-
-def _meaning(
-    file: Path, schema: Any, header: str | None, owner: Owner
-) -> tuple[Schema | None, Unit | None, Head | None]:
-    """Return the schema of a file, the privacy unit of one that takes none, and its head if the schema was decided."""
-    if schema is None:
-        decided, head = automatic_schema(file, header, owner)
-        return decided, unit_from(owner.column, owner.max_rows, None) if decided is None else None, head
-    if owner.column is not None:
-        raise UsageError(
-            f'With a schema, {owner.column} is declared in it: kind = "privacy unit" for its column. Leave '
-            f"{parameter('privacy_unit')} and {parameter('max_rows')} out."
-        )
-    schema = schema if isinstance(schema, Schema) else read_for(schema, file, header)
-    if schema.unit is not None:
-        if owner.each_row:
-            raise UsageError(f"The schema declares a privacy unit. Leave {parameter('each_row_is_a_person')} out.")
-        return schema, None, None
-    head = head_at(file, Path(gettempdir()), Choices(header=header, schema=schema))
-    require_owner(file, head.asked, owner, schema)
-    return schema, None, None
+    return meaning
 
 
 def _made(
@@ -249,24 +215,25 @@ def _content_of(file: Path) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def _left_out(head: Head | None, schema: Schema | None) -> list[str]:
+def _left_out(meaning: Meaning) -> list[str]:
     """Return the columns of a source that are neither summed nor a privacy unit; those of a schema without a head."""
-    columns = [] if schema is None else schema.columns
+    columns = () if meaning.schema is None else meaning.schema.columns
+    names = [column.name for column in columns] if meaning.head is None else meaning.head.names
     kept = {column.name for column in columns if column.kind != "ignored"}
-    names = [column.name for column in columns] if head is None or schema is None else head.names
+    if meaning.schema is None:
+        kept = {*(names if meaning.columns is None else meaning.columns)}
+        kept |= set() if meaning.unit is None else {meaning.unit.column}
     return [name for name in names if name not in kept]
 
 
-def _decisions(
-    file: Path, table: RowsTable, ledger: LedgerAddress, left_out: Sequence[str], owner: Owner, *, rows: int | None
-) -> str:
+def _decisions(file: Path, table: RowsTable, ledger: LedgerAddress, meaning: Meaning, *, rows: int | None) -> str:
     """Return a sentence for each decision about a table, without its number of rows if that is private."""
-    schema, unit = table.schema, table.unit
+    schema, unit, left_out = table.schema, table.unit, _left_out(meaning)
     size = "" if rows is None else f"{counted(rows, 'row')} of "
     sentences = [
         f"{file}: {size}{counted(table.columns, 'column')}"
         + (f", without {listed(left_out)}" if left_out else ""),
-        whose_rows(owner) if unit is None else
+        whose_rows(Owner(each_row=meaning.each_row)) if unit is None else
         f"All rows of one {unit.column} are protected together"
         + ("" if unit.max_rows is None else f", and at most {unit.max_rows} of them are kept"),
         f"The budget of the table is {Ledger(ledger).budget}, in {ledger}",
@@ -276,17 +243,3 @@ def _decisions(
             "Cells without a number, if any, count as the centre of their column, which weakens its correlations"
         )
     return ". ".join(sentences) + "."
-
-
-def automatic_schema(file: Path, header: str | None, owner: Owner) -> tuple[Schema | None, Head]:
-    """Return the schema of a table of numbers, None for a file that contains nothing else; and the head of the file."""
-    try:
-        head, unclear = table_at(file, Path(gettempdir()), header)
-    except ChoiceRequiredError as error:
-        raise DataError(f"{error} Add {parameter('header', 'yes')} or {parameter('header', 'no')}.") from None
-    if unclear is None:
-        if owner == Owner():
-            require_owner(file, head.asked, owner)
-        return None, head
-    indexes = {head.names[place] for place in head.indexes} | set(filter(counts_rows, head.names))
-    return schema_of_numbers(file, head.names, head.kinds, unclear, indexes, owner, header), head

@@ -78,7 +78,7 @@ def by_schema(request: ReleaseRequest, size: Dimensions) -> ReleaseRequest:
             return _centred_by_schema(replace(request, scale=scale, scale_share=None), size)
         request = replace(  # nothing to choose: the norms of such rows are public
             request, clip_norm=float(schema.clip_norm or 1), scale=scale, scale_share=None, clip_share=None,
-            components=None,
+            clip_components=None,
         )  # fmt: skip
     if request.clip_norm == "schema" and schema is not None and schema.clip_norm is not None and not size.together:
         bits = request.grid_bits if size.whole else grid_bits_of(request, size)
@@ -224,7 +224,7 @@ def without_choices(request: ReleaseRequest) -> ReleaseRequest:
     return replace(
         request, clip_norm=1.0 if isinstance(request.clip_norm, str) else request.clip_norm,
         scale=None if isinstance(request.scale, str) else request.scale, scale_share=None, clip_share=None,
-        components=None, targets=(),
+        clip_components=None, targets=(),
     )  # fmt: skip
 
 

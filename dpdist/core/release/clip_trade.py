@@ -75,8 +75,8 @@ def noise_share(purpose: ForComponents, neighbours: Neighbours, columns: int, ma
     """Return s, the standard deviation of off-diagonal noise over the squared clip norm (recommended mechanism)."""
     if not 1 <= purpose.number < columns:
         raise UsageError(
-            f"The table has {columns} columns: {parameter('components')} is from 1 to {columns - 1}.",
-            parameter="components",
+            f"The table has {columns} columns: {parameter('clip_components')} is from 1 to {columns - 1}.",
+            parameter="clip_components",
         )
     mechanism = "gaussian" if purpose.loss.delta_atto else "two-sided-wishart"
     request = ReleaseRequest(mechanism, purpose.loss, 1.0, neighbours, accept_large_delta=True)

@@ -95,5 +95,5 @@ class FirstScale(ColumnsDraw, ReleaseTransaction):
         bound, _ = stages.standardised(self.plan, self.read(), self.table.names)
         return replace(
             self.series, loss=self.plan.loss, clip_norm=bound.clip_norm, centre=bound.centre, scale=bound.scale,
-            scale_share=None, clip_share=None, components=None, targets=(),
+            scale_share=None, clip_share=None, clip_components=None, targets=(),
         )  # fmt: skip

@@ -41,12 +41,17 @@ def request_from(
     loss = PrivacyLoss.parse(options.epsilon, options.delta or "0")
     if options.delta is not None and not loss.delta_atto:
         raise DataError("Delta must be between 0 and 1, both excluded; for pure privacy leave it out.")
-    shift = public_numbers(options.centre or Centring.NONE, options.scale, folder, vectors)
-    centre = options.centre
+    shift = public_numbers(options.centre or Centring.NONE, options.scale or "none", folder, vectors)
+    centre, scale = options.centre, options.scale
+    if options.clip is None and scale == "none" and shift.get("scale") is None:
+        raise UsageError(
+            f"{parameter('scale', 'none')} needs a public clip norm in the units of the rows: add "
+            f"{parameter('clip', 'C')}. Without both, a scale is chosen privately."
+        )
     if options.clip is None:  # the release chooses what was not given
-        scale = "private" if options.scale == "none" and shift.get("scale") is None else options.scale
+        scale = "private" if scale is None and shift.get("scale") is None else scale
         centre = "private" if centre is None and shift.get("centre") is None else centre
-        options = replace(options, clip=Clip("auto"), scale=scale)
+        options = replace(options, clip=Clip("auto"))
     chosen = options.mechanism or recommended(loss.delta_atto)
     request = ReleaseRequest(
         mechanism=chosen,
@@ -62,9 +67,9 @@ def request_from(
         accept_large_delta=options.accept_large_delta,
         rows_at_most=options.rows_at_most,
         centre=shift.get("centre"),
-        scale="private" if options.scale == "private" else shift.get("scale"),
+        scale="private" if scale == "private" else shift.get("scale"),
         scale_share=None if options.scale_share is None else share_from(options.scale_share),
-        components=options.components,
+        clip_components=options.clip_components,
         targets=options.targets,
     )
     columns = len(next((v for v in shift.values() if v), (0.0, 0.0)))
@@ -119,7 +124,7 @@ def norms_request_from(options: ReleaseOptions, grid: str) -> NormsRequest:
             f"{parameter('scale', 'private')} is chosen by the release, and the clip norm is in scaled units: release "
             f"with {parameter('clip', 'auto')}, or pass a public scale."
         )
-    shift = public_numbers(options.centre or Centring.NONE, options.scale, Path())
+    shift = public_numbers(options.centre or Centring.NONE, options.scale or "none", Path())
     return NormsRequest(
         PrivacyLoss.parse(options.epsilon, options.delta or "0"),
         NormGrid.parse(grid),

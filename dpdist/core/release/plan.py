@@ -111,7 +111,7 @@ class Plan:
             scale = {"mechanism": column_histograms.NAME, "grid": grid, "share": share, **targets}
             values |= {"clip_norm": request.clip_norm, "scale": scale}
         if "clip norm" in self.shares:
-            components = {} if request.components is None else {"components": request.components}
+            components = {} if request.clip_components is None else {"components": request.clip_components}
             norms = {"mechanism": quantile.NAME, "grid": CLIP_GRID.to_json(), "share": str(self.shares["clip norm"])}
             values["clip_norm"] = {**norms, **components}
         if "clipped rows" in self.shares:

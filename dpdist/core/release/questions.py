@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+from dpdist.core.storage.store import AnyStore
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_FRAMES = "dpdist.answers.frames"
-"""Named and not imported: the core does not depend on answers."""
+_FRAMES, _PAGE = "dpdist.answers.frames", "dpdist.report.html"
+"""Named and not imported: the core does not depend on answers and reports."""
 
 
 class Questions:
-    """Tables, means by group and associations of a release as DataFrames, free of charge."""
+    """Tables, means by group and associations of a release as DataFrames, and all as a page, free of charge."""
 
     def relate(self, first: str | None = None, second: str | None = None) -> pd.DataFrame:
         """Return how strongly variables are associated, with a test where its law holds.
@@ -101,6 +104,58 @@ class Questions:
             its 95 % interval (Fieller). They are NaN and infinite where the count is within the noise.
         """
         return self._frame("group_means", number, by)
+
+    def report(
+        self,
+        path: AnyStore,
+        *,
+        components: int | None = None,
+        image: tuple[int, int] | None = None,
+        targets: Sequence[str] = (),
+        on: Sequence[str] | None = None,
+        title: str = "",
+        author: str = "",
+    ) -> None:
+        """Write a page about the release: findings in words, associations, components, guarantee and noise.
+
+        The page is one HTML file that loads nothing and runs nothing. It may be published like the release.
+
+        Parameters
+        ----------
+        path : str or path-like
+            The page. A page written by dpdist is replaced, any other file is refused.
+        components : int, default None
+            Number of components. None: those that can be distinguished from noise.
+        image : (int, int), default None
+            Height and width of an image, if the columns are its pixels; components are then drawn as images.
+        targets : sequence of str, default ()
+            Columns that are explained by others, by a regression.
+        on : sequence of str, default None
+            The columns that explain them. None: all others.
+        title, author : str, default ""
+            Heading and second line. Without a title, the name of the page is the heading.
+
+        Raises
+        ------
+        UsageError
+            If there are no such columns, or the image does not have as many pixels as there are columns.
+        DataError
+            If the file exists and was not written by dpdist.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from sklearn.datasets import load_iris
+        >>> from dpdist import PrivateCovariance
+        >>> release = PrivateCovariance(epsilon=1, delta=1e-6, clip=10).fit(load_iris().data).release_
+        >>> page = Path(tempfile.mkdtemp()) / "flowers.html"
+        >>> release.report(page)
+        >>> "<h1><bdi>flowers</bdi></h1>" in page.read_text()
+        True
+        """
+        write = import_module(_PAGE).write
+        write(self, path, count=components, image=image, targets=targets, on=on, title=title, author=author)
 
     def _frame(self, name: str, *arguments: object) -> pd.DataFrame:
         answer: pd.DataFrame = getattr(import_module(_FRAMES), name)(self, *arguments)

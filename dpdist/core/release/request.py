@@ -81,9 +81,9 @@ class ReleaseRequest:
     clip_norm : float, "private", "auto" or "schema"
         Public clip norm C > 0, in units of the shifted and scaled rows: longer rows are scaled down to it. Must not be
         computed from the rows, except by :func:`dpdist.choose_clip_norm`. ``"private"``: the release first chooses the
-        best one for ``components``, or else the 0.95-quantile or the largest smaller one that the noise allows, from a
-        private histogram of the norms. ``"auto"``: 1.75 times the square root of d, for columns that are divided by a
-        scale; with a private scale, d leaves out columns with nearly all values in one bin. ``"schema"``: the
+        best one for ``clip_components``, or else the 0.95-quantile or the largest smaller one that the noise allows,
+        from a private histogram of the norms. ``"auto"``: 1.75 times the square root of d, for columns that are divided
+        by a scale; with a private scale, d leaves out columns with nearly all values in one bin. ``"schema"``: the
         smallest one with which rounding to the grid shortens no row, as the schema of the table bounds all norms; for
         rows without centre and scale.
     neighbours : Neighbours or str, default Neighbours.REPLACE_ONE
@@ -119,7 +119,7 @@ class ReleaseRequest:
         .01 to .25, depending on n, epsilon and d.
     clip_share : Fraction, str or float, default None
         With a private clip norm: the share for its histogram, in the same way.
-    components : int, default None
+    clip_components : int, default None
         With a private clip norm: the number K of leading components that it is optimised for
         (:mod:`dpdist.core.release.clip_trade`). None: the 0.95-quantile; ten, where all rows of a privacy unit are
         kept.
@@ -163,7 +163,7 @@ class ReleaseRequest:
     rows_at_most: int = ROWS_AT_MOST
     scale_share: Fraction | None = None
     clip_share: Fraction | None = None
-    components: int | None = None
+    clip_components: int | None = None
     targets: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -229,13 +229,13 @@ class ReleaseRequest:
                 f"{parameter('targets')} requires a private scale: {add_scale}; or divide these columns by a public "
                 "scale of about 4 / C of their deviation."
             )
-        if "clip norm" not in self.chooses and (self.components is not None or self.clip_share is not None):
+        if "clip norm" not in self.chooses and (self.clip_components is not None or self.clip_share is not None):
             raise UsageError(
-                f"{parameter('components')} and {parameter('clip_share')} require a private clip norm: "
+                f"{parameter('clip_components')} and {parameter('clip_share')} require a private clip norm: "
                 f"add {parameter('clip', 'private')}."
             )
-        if self.components is not None and self.components < 1:
-            raise UsageError("The number of components must be at least 1.", parameter="components")
+        if self.clip_components is not None and self.clip_components < 1:
+            raise UsageError("The number of components must be at least 1.", parameter="clip_components")
 
     @property
     def chooses(self) -> tuple[Choice, ...]:

@@ -109,7 +109,7 @@ def _realised(
         by, answer = [columns.NAME], histograms.to_json()
     if "clip norm" in plan.stages:
         norms = read_norms(bound)
-        number = request.components
+        number = request.clip_components
         if bound.unit_norm and number is None:
             number = min(_USUAL, max(1, width // 2))
         if not number or number >= width:

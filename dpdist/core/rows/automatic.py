@@ -13,60 +13,97 @@ are refused depends on types and on all cells, and is reported to the holder of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
-from dpdist.core.errors import DataError, UsageError
-from dpdist.core.naming import parameter, step
+from dpdist.core.errors import UsageError
+from dpdist.core.naming import parameter
 from dpdist.core.rows.columns import Column
-from dpdist.core.rows.encoding import DIGIT, UnfitError, holds_numbers, is_number, is_text, plain, values_of_text
+from dpdist.core.rows.draft import Looks, SchemaNeededError, draft_of
+from dpdist.core.rows.encoding import (
+    BOOLEANS,
+    DIGIT,
+    UnfitError,
+    holds_numbers,
+    is_number,
+    is_text,
+    plain,
+    takes,
+    values_of_text,
+)
 from dpdist.core.rows.person_names import person_columns
 from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.units import Owner
 from dpdist.core.text import counted, listed
 
+_DATE = r"^\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([ T]\d.*)?$"
+_ISO_DATE = r"^\d{4}-\d\d-\d\d([ T]\d\d:\d\d.*)?$"
+
 
 class TextColumns:
-    """Records of text columns, batch by batch, whether they contain numbers, words, or text of other forms."""
+    """Records of text columns, batch by batch, what their cells look like."""
 
     def __init__(self) -> None:
-        self._numbers: set[str] = set()
-        self._words: set[str] = set()
-        self._others: set[str] = set()
+        self._numbers = Counter[str]()
+        self._words = Counter[str]()
+        self._others: set[str] = set()  # text with digits that is no number
+        self._unread: set[str] = set()
+        self._not: dict[Looks, set[str]] = {look: set() for look in (Looks.BOOLEANS, Looks.DATES, Looks.OTHER_DATES)}
 
     def add(self, name: str, cells: Any) -> None:
         """Read some cells of a text column."""
         try:
             cells = plain(Column(name, "number"), cells)
         except UnfitError:
-            self._others.add(name)
+            self._unread.add(name)
             return
         if not is_text(cells.type):
-            self._numbers.add(name)
+            self._numbers[name] += len(cells)
             return
         text = values_of_text(cells)
         digits = pc.fill_null(pc.match_substring_regex(text, DIGIT), False)
-        if pc.any(digits).as_py():
-            self._numbers.add(name)
-            if name not in self._others and not holds_numbers(text.filter(digits)):
-                self._others.add(name)
-        if text.null_count + pc.sum(digits).as_py() < len(text):
-            self._words.add(name)
+        count = pc.sum(digits).as_py() or 0
+        if count and name not in self._others and not holds_numbers(text.filter(digits)):
+            self._others.add(name)
+        self._numbers[name] += count
+        self._words[name] += len(text) - text.null_count - count
+        kinds = {
+            Looks.BOOLEANS: pc.is_in(text, pa.array(BOOLEANS, text.type)),
+            Looks.DATES: pc.match_substring_regex(text, _ISO_DATE),
+            Looks.OTHER_DATES: pc.match_substring_regex(text, _DATE),
+        }
+        for look, alike in kinds.items():
+            if not pc.all(pc.or_kleene(alike, pc.is_null(text))).as_py():
+                self._not[look].add(name)
 
     @property
-    def unclear(self) -> set[str]:
-        """The columns of words, or of text with digits that is no number."""
-        return self._others | (self._words - self._numbers)
+    def unclear(self) -> dict[str, Looks]:
+        """What columns of words look like, and of text with digits that is no number, and of numbers between words."""
+        looks = dict.fromkeys(self._unread, Looks.NEITHER)
+        mixed = {name for name, count in self._words.items() if 0 < count <= self._numbers[name]} - self._others
+        looks |= dict.fromkeys(mixed, Looks.MIXED)
+        for name in self._others | {name for name, count in self._words.items() if count > self._numbers[name]}:
+            alike = (look for look, others in self._not.items() if name not in others)
+            looks.setdefault(name, next(alike, Looks.WORDS))
+        return looks
+
+
+def require_column(source: object, names: Sequence[str], owner: Owner) -> None:
+    """Refuse a privacy unit that is no column of a table."""
+    if owner.column is not None and owner.column not in names:
+        raise UsageError(f"{source} has no column {owner.column!r}. It has: {listed(names)}.", parameter="privacy_unit")
 
 
 def require_owner(source: object, names: Sequence[str], owner: Owner, schema: Schema | None = None) -> list[str]:
     """Return the columns named like identifiers; refuse a table with one if the owner of a row is not given."""
+    require_column(source, names, owner)
     owners = person_columns(names)
-    if owner.column is not None and owner.column not in names:
-        raise UsageError(f"{source} has no column {owner.column!r}. It has: {listed(names)}.", parameter="privacy_unit")
-    if owners and owner.column is None and not owner.each_row:
+    each_row = owner.each_row or (schema is not None and schema.each_row_is_a_person)
+    if owners and owner.column is None and not each_row:
         declared = f"give {parameter('privacy_unit', owners[0])}" if schema is None else in_schema(owners[0])
         raise UsageError(
             f"{source}: {named_like_persons(owners)}. If a person may have several rows, {declared}: all rows of a "
@@ -75,7 +112,7 @@ def require_owner(source: object, names: Sequence[str], owner: Owner, schema: Sc
             + (
                 ": such columns are then left out, and a schema keeps one that names no persons."
                 if schema is None
-                else "."
+                else ", or write each_row_is_a_person = true in the schema."
             )
         )
     return owners
@@ -105,9 +142,11 @@ def by_option(name: str) -> str:
     return f"declare {name} with {parameter('privacy_unit', name)}, or in a schema if it is text"
 
 
-def row_is_unit(source: object, names: Sequence[str], declared: Callable[[str], str] = by_option) -> str | None:
-    """Return the message that each row is a privacy unit, if a column is named like persons; None otherwise."""
-    if not (owners := person_columns(names)):
+def row_is_unit(
+    source: object, names: Sequence[str], declared: Callable[[str], str] = by_option, schema: Schema | None = None
+) -> str | None:
+    """Return the message that each row is a privacy unit, if a column is named like persons; None if that was said."""
+    if not (owners := person_columns(names)) or (schema is not None and schema.each_row_is_a_person):
         return None
     return (
         f"{source}: {named_like_persons(owners)}. The privacy unit is the row: if a person may have several rows, "
@@ -116,34 +155,70 @@ def row_is_unit(source: object, names: Sequence[str], declared: Callable[[str], 
 
 
 def schema_of_numbers(
-    source: object, names: Sequence[str], kinds: Sequence[Any] | None, unclear: Iterable[str], indexes: set[str],
-    owner: Owner, header: str | None, *, named: bool = True,
+    source: object, names: Sequence[str], kinds: Sequence[Any] | None, unclear: Mapping[str, Looks],
+    left_out: Collection[str], owner: Owner, order: Sequence[str] | None = None, *, ranged: bool = False,
 ) -> Schema:  # fmt: skip
-    """Return the schema of a table of numbers; refuse one that needs a person's words."""
-    others = {
-        name
-        for name, kind in zip(names, kinds or (), strict=False)
-        if not is_number(kind) and not is_text(kind)  # the cells of text were read
-    }
-    owners = require_owner(source, names, owner)
-    if unclear := sorted(({*unclear} | others) - indexes - {owner.column, *owners}, key=list(names).index):
-        asked = {} if kinds is not None else {"header": header or "yes"}
-        drafted = step("schema", source if named else "TABLE", "schema.toml", **asked)
-        raise DataError(
-            f"{source}: {_are(len(unclear), 'column')} not of numbers: {listed(map(repr, unclear))}. A schema says "
-            f"what they mean: {drafted} drafts one. Complete it, and give {parameter('schema', 'schema.toml')}."
+    """Return the schema of a table of numbers; refuse one that needs a person's words, and draft a schema of it.
+
+    ``left_out`` are an index, and columns that were not asked for; ``order``: of the others, default as they are.
+    """
+    require_column(source, names, owner)
+    owners = person_columns(names)
+    looks = _looks(names, kinds, unclear)
+    whose = {owner.column, *owners}
+    described = {n: look for n, look in looks.items() if n not in left_out and n not in whose}
+    unknown = [n for n, look in described.items() if look != Looks.MIXED and (n in unclear or look not in _CLEAR)]
+    if unknown:
+        mixed = [n for n, look in described.items() if look == Looks.MIXED]
+        raise SchemaNeededError(
+            f"{source}: {_are(len(unknown), 'column')} not of numbers, and only you know what they are: "
+            f"{_by_look([*unknown, *mixed], looks)}.{_asking(owners, owner)}",
+            draft_of(source, looks, owners, left_out, owner=owner, ranged=ranged),
         )
-    columns = []
-    for name in names:
+    require_owner(source, names, owner)
+    columns, chosen = [], list(order or names)
+    if owner.column is not None and owner.column not in chosen:
+        chosen.insert(0, owner.column)
+    for name in chosen:
         if name == owner.column:
             columns.append(Column(name, "privacy unit"))
-        elif name in indexes:
+        elif name in left_out:
             continue
         elif name in owners:
             columns.append(Column(name, "ignored"))
         else:
             columns.append(Column(name, "number", missing="centre", other="missing"))
     return Schema(columns, others="ignored", max_rows=owner.max_rows)
+
+
+_CLEAR = frozenset({Looks.NUMBERS, Looks.BOOLEANS})
+
+
+def _looks(names: Sequence[str], kinds: Sequence[Any] | None, unclear: Mapping[str, Looks]) -> dict[str, Looks]:
+    """Return what each column looks like, by its cells or, where it is no text, by its stored type."""
+    looks = dict.fromkeys(names, Looks.NUMBERS)
+    for name, kind in zip(names, kinds or (), strict=False):
+        if pa.types.is_boolean(kind):
+            looks[name] = Looks.BOOLEANS
+        elif not is_number(kind) and not is_text(kind):
+            fitting = {Looks.WORDS: "category", Looks.DATES: "date"}.items()
+            alike = (look for look, word in fitting if takes(Column(name, word), kind))
+            looks[name] = next(alike, Looks.NEITHER)
+    return looks | dict(unclear)
+
+
+def _by_look(names: Sequence[str], looks: Mapping[str, Looks]) -> str:
+    together: dict[Looks, list[str]] = {}
+    for name in names:
+        together.setdefault(looks[name], []).append(repr(name))
+    return "; ".join(f"{listed(alike)} ({look})" for look, alike in together.items())
+
+
+def _asking(owners: Sequence[str], owner: Owner) -> str:
+    """Return the question whose a row is, if a column is named like persons and nothing was said of it."""
+    if not owners or owner.column is not None or owner.each_row:
+        return ""
+    return f" {named_like_persons(owners)}, so you must also say whether a person can have several rows."
 
 
 def _are(count: int, noun: str) -> str:

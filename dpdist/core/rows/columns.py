@@ -71,9 +71,9 @@ class Column:
     missing : str, default None
         Treatment of a missing value: ``"refuse"``; ``"fill"``, replace it by the constant `fill`; ``"centre"``,
         replace it by the centre of the column in each release, not for one-hot categories; ``"drop"``, count the row
-        as the centre of the others; ``"indicator"``, set an additional column to 1; or ``"pairwise"``, both of
-        ``"centre"`` and ``"indicator"``, for numbers: covariances are then those of the rows that have both values.
-        None: refuse.
+        as the centre of the others; ``"indicator"``, set an additional column to 1, beside which a boolean becomes a
+        category of no and yes; or ``"pairwise"``, both of ``"centre"`` and ``"indicator"``, for numbers: covariances
+        are then those of the rows that have both values. None: refuse.
     fill : float, str, bool or date, default None
         Public constant for a missing value. With an indicator, None means the middle of the range, or 0.
     weight : float, default None
@@ -179,8 +179,15 @@ class Column:
 
     @property
     def one_hot(self) -> bool:
-        """Whether the rows have a column for each category."""
-        return self.kind == "category" and self.encoding != "ordinal"
+        """Whether the rows have a column for each category, or for each value of a boolean that may be missing."""
+        return (self.kind == "category" and self.encoding != "ordinal") or (
+            self.kind == "boolean" and self.missing == "indicator"
+        )
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """The categories, or the values of a boolean."""
+        return ("no", "yes") if self.kind == "boolean" else tuple(self.categories)
 
     @property
     def whole(self) -> bool:
@@ -197,7 +204,7 @@ class Column:
         """Names of its columns in the rows."""
         if not self.stored:
             return []
-        names = [f"{self.name}={category}" for category in self.categories] if self.one_hot else [self.value_name]
+        names = [f"{self.name}={value}" for value in self.values] if self.one_hot else [self.value_name]
         names += [f"{self.name}=other"] if self.other == "column" else []
         return names + ([f"{self.name}=missing"] if self.indicated else [])
 
@@ -225,7 +232,7 @@ class Column:
     @property
     def width(self) -> int:
         """Number of its columns in the rows."""
-        count = len(self.categories or ()) if self.one_hot else 1
+        count = len(self.categories or ()) if self.kind == "category" and self.one_hot else 1 + self.one_hot
         return count + (self.other == "column") + self.indicated if self.stored else 0
 
     @property

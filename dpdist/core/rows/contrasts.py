@@ -42,7 +42,7 @@ def contrasts_of(schema: Schema, *, scaled: bool) -> tuple[tuple[float, ...], tu
         weight, count = float(column.weight or 1), column.width
         centre += [weight / count if column.one_hot else 0.0] * count
         scale += [1 / factor if column.one_hot else 1.0] * count
-        if column.kind == "boolean":
+        if column.whole and not column.one_hot:
             low, high, shift, slope = schema.affine(column)
             value = len(centre) - count  # before its indicator
             centre[value] = ((low + high) / 2 - shift) * slope

@@ -43,6 +43,7 @@ MISSING_WORDS = (
 """Text cells that mean a missing value, unless a category has that name."""
 _TRUE = ("true", "True", "TRUE", "yes", "Yes", "YES", "1", "1.0")
 _FALSE = ("false", "False", "FALSE", "no", "No", "NO", "0", "0.0")
+BOOLEANS = _TRUE + _FALSE
 _PLAIN = {
     "%F": "%Y-%m-%d", "%D": "%m/%d/%y", "%T": "%H:%M:%S", "%R": "%H:%M", "%e": "%d", "%h": "%b", "%n": " ", "%t": " ",
 }  # fmt: skip
@@ -85,7 +86,7 @@ class UnfitError(Exception):
         suffix = f"; and {counted(more, 'more column')}" if more else ""
         hint = ""
         if any(reason == NO_NUMBER for _, _, reason in self.faults):
-            hint = f" (for a column without numbers, replace kind and range by {NOT_NUMBERS}; "
+            hint = f" (for a column without numbers, replace kind by {NOT_NUMBERS}; "
             hint += 'list text that means a missing value: missing_values = ["?"])'
         shown = f"{source}, {'; '.join(reports)}{suffix}"
         return DataError(f"{shown}. Correct the schema{hint}, or {cure[0].lower()}{cure[1:]}")
@@ -192,12 +193,6 @@ def _fill(schema: Schema, column: Column, read: tuple[Rows, _Mask], out: Rows) -
         of_numbers = [] if column.whole else ["centre", "pairwise"]
         named = ", ".join(f'"{word}"' for word in [*of_numbers, "fill", "indicator"])
         reason = f'the value is missing: choose a treatment (missing = {named} or "drop")'
-        if column.kind == "boolean":
-            reason = (
-                'the value is missing: make it a category, whose tables count missing values, too (kind = "category", '
-                'categories = ["yes", "no"], as it is written there, and missing = "indicator"); or choose missing = '
-                '"fill" or "drop"'
-            )
         raise _unfit(lacking, column, reason)
     low, high, shift, factor = schema.affine(column)
     values = np.where(lacking, schema.filled(column), _transformed(column, values))

@@ -73,21 +73,30 @@ class _SchemaFields:
     max_rows: int | None = None
     keep: Keep = "first"
     missing_values: Sequence[str | float] | None = None
+    missing: str | None = None
+    each_row_is_a_person: bool = False
     file: str | None = field(default=None, init=False, compare=False, repr=False)
     lines: tuple[int, ...] = field(default=(), init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         columns = [column for column in self.columns if not isinstance(column, Binned)]
         for index, column in enumerate(columns):
-            if self.missing_values and column.missing_values is None and column.kind != "ignored":
-                columns[index] = replace(column, missing_values=self.missing_values)
+            values = self.missing_values if column.kind != "ignored" else None
+            missing = self.missing if column.stored else None
+            if missing is not None and column.whole:
+                missing = "indicator"
+            columns[index] = replace(
+                column, missing_values=column.missing_values or values, missing=column.missing or missing
+            )
+        object.__setattr__(self, "each_row_is_a_person", self.each_row_is_a_person or False)  # a blank beside a unit
         self._keep(columns)
         if any(column.bins is not None for column in columns):
             self._keep([*columns, *(Binned.of(column) for column in columns if column.bins is not None)])
 
     def _keep(self, columns: Sequence[Column]) -> None:
         object.__setattr__(self, "columns", tuple(columns))
-        parts = Parts(self.columns, self.scale, self.others, self.max_rows, self.keep, self.missing_values, self.lines)
+        settings = {key: getattr(self, key) for key in OWN}
+        parts = Parts(self.columns, **settings, lines=self.lines)
         if wrong := [in_sentence(mistake, self.columns) for mistake in mistakes(parts)]:
             raise UsageError(all_of("The schema", wrong))
 
@@ -113,6 +122,12 @@ class Schema(_SchemaFields):
         The rows kept of a privacy unit: the first ones, or a random sample.
     missing_values : sequence of str or number, default None
         Missing values of every column without a list of its own: see :class:`Column`.
+    missing : {"centre", "pairwise"}, default None
+        Treatment of missing values in every column without one of its own: of numbers and dates as given, of categories
+        and booleans ``"indicator"``. None: refuse.
+    each_row_is_a_person : bool, default False
+        State that no person has two rows, if a column is named like an identifier of persons. It is about one table, so
+        it is not stored or published.
 
     Attributes
     ----------
@@ -185,7 +200,9 @@ class Schema(_SchemaFields):
 
     def to_json(self) -> dict[str, object]:
         """Return JSON values, as stored and published."""
-        settings = {key: getattr(self, key) for key in OWN if key != "missing_values"}  # stored with the columns
+        # the first two are stored with the columns, and the third is about the rows of one table
+        unstored = {"missing_values", "missing", "each_row_is_a_person"}
+        settings = {key: getattr(self, key) for key in OWN if key not in unstored}
         changed = {key: value for key, value in settings.items() if value != OWN[key]}
         return {"format": FORMAT, **changed, "columns": [column.to_json() for column in self.sources]}
 

@@ -33,7 +33,10 @@ _WORDS = {
     "unit": tuple(SECONDS),
     "transform": ("log", "asinh"),
 }
-OWN: dict[str, Any] = {"scale": "none", "others": "refuse", "max_rows": None, "keep": "first", "missing_values": None}
+OWN: dict[str, Any] = {
+    "scale": "none", "others": "refuse", "max_rows": None, "keep": "first", "missing_values": None, "missing": None,
+    "each_row_is_a_person": False,
+}  # fmt: skip
 """Keys of a schema, other than its columns, and their defaults."""
 _DIRECTIVE = re.compile(r"%([EO_0^#-]*\d*.?)", re.DOTALL)
 _MADE_OF = {"F": "Ymd", "D": "mdy", "T": "HMS", "R": "HM", "n": "", "t": "", "%": ""}
@@ -43,8 +46,8 @@ NOT_NUMBERS = (
     '2030-12-31], or kind = "ignored"'
 )
 """Example lines for a column that is not numeric but was drafted as a number; they contain no data."""
-WHOSE = '"privacy unit" if a person may have several rows and this says whose they are, else "ignored"'
-"""How to complete the kind of a column named like a person."""
+WHOSE = 'true if no person has two rows; else false, and kind = "privacy unit" for the column that names the person'
+"""How to complete whether each row is a person."""
 _LARGEST = 1e100
 """Largest magnitude of ends of ranges and constants: far below the limits of float64."""
 _HEAVIEST = 1e6
@@ -68,6 +71,8 @@ class Parts(NamedTuple):
     max_rows: Any
     keep: Any
     missing_values: Any
+    missing: Any
+    each_row_is_a_person: Any
     lines: Sequence[int]
 
 
@@ -125,6 +130,9 @@ def mistakes(schema: Parts) -> Iterator[Mistake]:
         yield Mistake(None, "others", f'others must be "refuse" or "ignored", not {schema.others!r}')
     if schema.missing_values is not None and not isinstance(schema.missing_values, list | tuple):
         yield Mistake(None, "missing_values", 'missing_values must be a list, such as ["?", -999]')
+    if schema.missing not in (None, "centre", "pairwise"):
+        reason = f'missing, of all columns, must be "centre" or "pairwise", not {schema.missing!r}'
+        yield Mistake(None, "missing", reason)
     wrong = [
         Mistake(index, key, reason)
         for index, column in enumerate(schema.columns)
@@ -159,6 +167,13 @@ def _of_features(columns: Sequence[Column]) -> Iterator[Mistake]:
 
 def _of_units(schema: Parts) -> Iterator[Mistake]:
     max_rows, units = schema.max_rows, any(column.kind == "privacy unit" for column in schema.columns)
+    own, each_row = "each_row_is_a_person", schema.each_row_is_a_person
+    if each_row == "" and not units:
+        yield Mistake(None, own, f"{own} is blank: {WHOSE}")
+    elif each_row != "" and not isinstance(each_row, bool):
+        yield Mistake(None, own, f"{own} must be true or false")
+    elif each_row and units:
+        yield Mistake(None, own, f"{own} contradicts the privacy unit: a person may have several rows, or not")
     if max_rows is not None and (
         not isinstance(max_rows, int) or isinstance(max_rows, bool) or not 1 <= max_rows <= 2**20
     ):
@@ -174,9 +189,6 @@ def _of_units(schema: Parts) -> Iterator[Mistake]:
 def _mistakes_of(column: Column, scale: str) -> Iterator[tuple[str | None, str]]:
     if not isinstance(column.name, str) or not column.name or has_control(column.name):
         yield "name", "the name must be text without control or invisible characters"
-    if column.kind == "":
-        yield "kind", f"kind is blank: {WHOSE}"
-        return
     if column.kind not in tuple(_TAKES):  # it may have any type, such as list
         yield "kind", f"kind must be one of {', '.join(_TAKES)}, not {column.kind!r}"
         return
@@ -323,7 +335,7 @@ def _wrong_fill(column: Column) -> Iterator[tuple[str | None, str]]:
         reason = f'missing = "{column.missing}" is for numbers: use "indicator", which counts missing as a category'
         yield "missing", reason
     if column.kind == "boolean" and column.missing == "centre":  # its public middle is not where its values are
-        yield "missing", 'missing = "centre" is for numbers: use "pairwise" or "indicator"'
+        yield "missing", 'missing = "centre" is for numbers: use "indicator", which counts missing as a category'
     if column.fill is None:
         if column.missing == "fill":
             yield "missing", 'missing = "fill" needs fill, a public constant'

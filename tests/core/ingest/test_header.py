@@ -236,16 +236,15 @@ def test_a_draft_asks_whether_a_column_named_like_a_person_is_the_privacy_unit(t
     (tmp_path / "t.csv").write_text("visit_id,age,patient_id,mass\n7,41,p1,60\n8,52,p2,70\n")
     draft = call("schema", tmp_path / "t.csv", "--header", "yes", "--json").json["draft"]
     assert re.findall(r'name = "(\w+)"\nkind = "([\w ]*)"', draft) == [
-        ("visit_id", ""), ("age", "number"), ("patient_id", ""), ("mass", "number"),
+        ("visit_id", "ignored"), ("age", "number"), ("patient_id", "ignored"), ("mass", "number"),
     ]  # fmt: skip
-    draft = draft.replace("range = []", "range = [0, 120]")
+    draft = draft.replace("confirmed = false", "confirmed = true")
     asked = ("ingest", tmp_path / "t.csv", tmp_path / "r.zarr", "--schema", tmp_path / "s.toml", "--header", "yes")
     (tmp_path / "s.toml").write_text(draft)
     refusal = call(*asked)
     assert refusal.code == 2
-    assert "columns 'visit_id', 'patient_id': kind is blank" in " ".join(refusal.err.split())
-    for name, kind in (("visit_id", "ignored"), ("patient_id", "privacy unit")):
-        draft = draft.replace(f'name = "{name}"\nkind = ""', f'name = "{name}"\nkind = "{kind}"')
+    assert "each_row_is_a_person is blank: true if no person has two rows" in " ".join(refusal.err.split())
+    draft = draft.replace('name = "patient_id"\nkind = "ignored"', 'name = "patient_id"\nkind = "privacy unit"')
     (tmp_path / "s.toml").write_text(draft)
     done = call(*asked)
     assert done.code == 0, done.err

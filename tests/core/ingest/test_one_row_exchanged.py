@@ -239,7 +239,7 @@ def test_a_row_left_out_shows_no_index(scene: Path) -> None:  # noqa: ARG001
     assert of_file("t.parquet", frame().drop(index=5), "less", neighbours="add-remove") == whole
     assert draft("less/t.parquet") == draft("whole/t.parquet")
     Path("schema.toml").write_text(
-        dpdist.draft_schema("whole/t.parquet").replace("range = []", 'missing = "centre"\nrange = [0, 99]')
+        dpdist.draft_schema("whole/t.parquet").replace("confirmed = false", "confirmed = true")
     )
     frame().drop(index=5).to_parquet("schema.parquet")
     assert len(dpdist.ingest_rows("schema.parquet", "rows.zarr", schema="schema.toml").names) == len(NAMES)

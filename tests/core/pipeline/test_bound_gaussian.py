@@ -1,4 +1,4 @@
-"""A clip norm on a budget with a delta: Gaussian counts, their worth and charge, and `--components`."""
+"""A clip norm on a budget with a delta: Gaussian counts, their worth and charge, and `--clip-components`."""
 
 from __future__ import annotations
 
@@ -299,18 +299,18 @@ def test_what_it_chooses_captures_more_of_real_rows_than_the_fixed_quantile() ->
 def test_one_histogram_answers_for_any_components_and_names_the_next_command(table: RowsTable) -> None:
     asked = ("bound", table.path, "--epsilon", "3", "--grid", "1:64:2")
     for more, words in (
-        (("--components", 2), "belong together"), (("--release-epsilon", 1), "belong together"),
-        (("--components", 2, "--release-epsilon", 1, "--quantile", 0.5), "determines the quantile"),
-        (("--components", 4, "--release-epsilon", 1), "from 1 to 3"),
-        (("--components", 2, "--release-epsilon", "much"), "much"),
+        (("--clip-components", 2), "belong together"), (("--release-epsilon", 1), "belong together"),
+        (("--clip-components", 2, "--release-epsilon", 1, "--quantile", 0.5), "determines the quantile"),
+        (("--clip-components", 4, "--release-epsilon", 1), "from 1 to 3"),
+        (("--clip-components", 2, "--release-epsilon", "much"), "much"),
     ):  # fmt: skip
         refused = call(*asked, *more)
         assert words in refused.output + str(refused.exception)
     assert ledger_of(table).records == []
-    found = json.loads(call(*asked, "--components", 2, "--release-epsilon", "0.5", "--json").stdout)
+    found = json.loads(call(*asked, "--clip-components", 2, "--release-epsilon", "0.5", "--json").stdout)
     assert (found["components"], found["for"]) == (2, PrivacyLoss.parse("0.5", "1e-6").to_json())
     assert f" --epsilon 0.5 --clip {found['clip']:g} " in found["next"]
-    again = call(*asked, "--components", 1, "--release-epsilon", "0.01")
+    again = call(*asked, "--clip-components", 1, "--release-epsilon", "0.01")
     assert "Why the" in again.output
     assert "1 component of a release of epsilon 0.01, delta 1e-06" in " ".join(again.output.split())
     assert "Why the" not in call(*asked).output

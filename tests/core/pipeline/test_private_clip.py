@@ -165,7 +165,9 @@ def test_an_estimator_asks_for_the_release_of_the_command_and_takes_its_correlat
 ) -> None:
     given: dict[str, Any] = {"epsilon": 1, "delta": "1e-6", "clip": "private", "scale": "private"}
     more = [word for name, value in given.items() for word in (f"--{name}", str(value))]
-    asked = CliRunner().invoke(cli, ["release", str(rows), str(tmp_path / "release.zarr"), *more, "--components", "2"])
+    asked = CliRunner().invoke(
+        cli, ["release", str(rows), str(tmp_path / "release.zarr"), *more, "--clip-components", "2"]
+    )
     assert asked.exit_code == 0, asked.output
     fitted = PrivatePCA(2, correlation=True, release=tmp_path / "release.zarr", **given).fit(str(rows))
     assert losses(ledger_of_rows(rows)) == [WHOLE]  # the release that the command asked for

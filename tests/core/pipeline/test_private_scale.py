@@ -150,7 +150,7 @@ def test_ranges_of_the_schema_are_the_grids_and_columns_of_which_little_is_seen_
     lines = (f"{1990 + 10 * i % 30},{1e9 + i},{int(i == 7)},{x:.4f},{int(i % 4 == 0)}\n" for i, x in enumerate(draws))
     (tmp_path / "t.csv").write_text("year,stamp,rare,x,flag\n" + "".join(lines))
     columns = [Column("year", "integer", range=(1990, 2020)), *(Column(name, "number") for name in ("stamp", "rare"))]
-    columns += [Column("x", "number"), Column("flag", "boolean", missing="indicator")]
+    columns += [Column("x", "number"), Column("flag", "boolean", missing="pairwise")]
     rows = tmp_path / "t.zarr"
     ingest_rows(tmp_path / "t.csv", rows, budget=PrivacyLoss.parse("9", "1e-6"), schema=Schema(columns))
     made = release_rows(rows, tmp_path / "release.zarr", GAUSSIAN)

@@ -34,6 +34,7 @@ from dpdist.core.ingest.readers import base
 from dpdist.core.ingest.readers.base import Places, Rows, UncutError
 from dpdist.core.ingest.readers.source import Fragment, Source
 from dpdist.core.naming import Interface, current_interface, naming
+from dpdist.core.rows.draft import Looks
 from dpdist.core.runtime.checks import forbid_core_dumps
 from dpdist.core.storage.atomic import remove_abandoned
 
@@ -208,9 +209,9 @@ class IsolatedSource(Source):
         return self.process.ask(self.inner, "survey", keep, fragment)
 
     @property
-    def unclear_columns(self) -> set[str]:
-        names: set[str] = self.process.ask(self.inner, "unclear_columns")
-        return names
+    def unclear_columns(self) -> dict[str, Looks]:
+        found: dict[str, Looks] = self.process.ask(self.inner, "unclear_columns")
+        return found
 
     def state(self, start: int, stop: int) -> Any:
         return self.process.ask(self.inner, "state", start, stop)

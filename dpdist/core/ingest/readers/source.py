@@ -31,6 +31,7 @@ from dpdist.core.ingest.readers.base import (
     attempt_each,
     not_finite,
 )
+from dpdist.core.rows.draft import Looks
 from dpdist.core.storage.atomic import scratch
 
 Keys = tuple[tuple[str, str], ...]  # name and text of the KEY=VALUE folders of a file
@@ -134,9 +135,9 @@ class Source(ABC):
         return Survey(head.rows, STORED[head.dtype])
 
     @property
-    def unclear_columns(self) -> set[str]:
-        """The columns of text that only a schema can describe."""
-        return set()
+    def unclear_columns(self) -> dict[str, Looks]:
+        """What the columns of text look like that only a schema can describe."""
+        return {}
 
     def rows(self, keep: Places, fragment: Fragment = None) -> Generator[Rows]:
         """Yield :meth:`blocks`; DataError if a value is not finite."""

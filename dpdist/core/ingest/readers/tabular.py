@@ -19,6 +19,7 @@ from dpdist.core.errors import DataError
 from dpdist.core.ingest.readers.base import CURE, NoRowsError, Places, Rows
 from dpdist.core.ingest.readers.source import Fragment, Head, Source, Survey
 from dpdist.core.rows.automatic import TextColumns
+from dpdist.core.rows.draft import Looks
 from dpdist.core.rows.encoding import Fault, UnfitError, encoded, is_text, require_types, units_of
 
 
@@ -92,7 +93,7 @@ class Tabular(Source):
         return super().rows(keep, fragment) if self.choices.schema is None else self.blocks(keep, fragment)
 
     @property
-    def unclear_columns(self) -> set[str]:
+    def unclear_columns(self) -> dict[str, Looks]:
         stored, found = self.stored, TextColumns()
         text = {name: i for i, name in enumerate(stored.names) if stored.kinds is None or is_text(stored.kinds[i])}
         with closing(self.cells(tuple(text.values()))) as batches:

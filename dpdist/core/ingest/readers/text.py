@@ -313,16 +313,6 @@ class Csv(Tabular):
     def row_in(self, fragment: Fragment, row: int) -> str:
         return f"line {attempt(self.path, lambda: next(islice(self._rows(fragment), row, None)))[0]}"
 
-    def text_columns(self) -> set[str]:
-        """Return the columns of the schema that hold anything but numbers in the first batches."""
-        from dpdist.core.rows.encoding import holds_numbers  # noqa: PLC0415 - only for schema drafts
-
-        names = set[str]()
-        for batch in islice(self.cells(tuple(self._mapped.values())), _BATCHES):
-            columns = zip(self._mapped, batch.columns, strict=True)
-            names |= {name for name, column in columns if name not in names and not holds_numbers(column)}
-        return names
-
     def _mistake(self, keep: Places) -> DataError:
         """Return the error for columns without numbers, by the first lines, or else for the first invalid line."""
         names, number = self._head[1], 0
