@@ -1,6 +1,7 @@
-"""Draw pictures of the pages: docs/images/epsilon.svg, and the cards of the landing page from a release.
+"""Draw pictures of the pages: epsilon, digits, the strip of a report, and the cards of the landing page.
 
-The table of the cards is made here: customers, as in the tutorial on CSV files. Each run draws other noise.
+The table of the cards is made here: customers, as in the tutorial on CSV files. Each run draws other noise. The strip
+needs Debian's package chromium.
 
     python docs/pictures.py
 """
@@ -8,23 +9,31 @@ The table of the cards is made here: customers, as in the tutorial on CSV files.
 from __future__ import annotations
 
 import math
-import re
+import os
+import subprocess
+import sys
 from collections.abc import Callable
-from importlib.resources import files
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
+from sklearn.datasets import load_digits
 
-from dpdist import private_pca
+from dpdist import PrivatePCA, private_pca
 from dpdist.answers.block import beside, source_units
+from dpdist.answers.eigen import top_eigenpairs
 from dpdist.core.privacy.accounting import gaussian_sigma
 from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.report.charts import guesses as guesses_of
 from dpdist.report.correlations import standardised_of
-from dpdist.report.findings import explained_of
+from dpdist.report.explained import explained_of
+from dpdist.report.saved import standalone
 
 WIDTH, HEIGHT = 640, 470
+Floats = npt.NDArray[np.float64]
+CLIP = 64.0  # public: pixels are 0 to 16, and an image with a quarter of its 64 pixels at 16 has this norm
 BLUE, RED, GREY = "#0b5394", "#b3261e", "#555555"
 
 
@@ -98,24 +107,79 @@ def cards() -> dict[str, str]:
     (explained,) = explained_of(release, [target], beside(release, [target]), source_units(release))
     charts = {
         "circle": found.circle, "loadings": found.loadings, "coefficients": explained.forest,
-        "guarantee": guesses_of(release.guarantee),
+        "guarantee": guesses_of(release.guarantee, release.unit),
     }  # fmt: skip
-    style = (files("dpdist.report") / "templates" / "release.css").read_text().split("@media screen")[0]
-    colours = dict(re.findall(r"--(\w+): (#\w+)", style))
-    rules = re.findall(r"\.(?:chart|noise|seen|plus|minus|open|grid|sure|noisy|dots|limit)[^{]*\{[^}]*\}",
-                       (files("dpdist.report") / "templates" / "release.css").read_text())  # fmt: skip
-    rules.append(".chart text { font: 11px sans-serif; fill: var(--ink); }")
-    css = re.sub(r"var\(--(\w+)\)", lambda match: colours[match[1]], " ".join(rules)).replace(".chart ", "")
-    head = '<svg xmlns="http://www.w3.org/2000/svg" '
-    return {
-        name: str(chart).replace("<svg ", head, 1).replace("<title", f"<style>{css}</style><title", 1) + "\n"
-        for name, chart in charts.items()
-    }
+    return {name: standalone(chart) + "\n" for name, chart in charts.items()}
+
+
+_PIXEL, _GAP, _LEFT, _TOP = 12, 24, 72, 32
+_LOW, _HIGH = (33, 102, 172), (178, 24, 43)
+"""Blue and red, which no common colour blindness confuses, for entries below and above 0; 0 is white."""
+
+
+def _colour(value: float) -> str:
+    """Return the colour of an entry from -1 to 1."""
+    end = _HIGH if value > 0 else _LOW
+    return "#" + "".join(f"{round(255 + abs(value) * (channel - 255)):02x}" for channel in end)
+
+
+def _image(component: Floats, side: int, left: int, top: int) -> list[str]:
+    values = component / np.abs(component).max()
+    return [
+        f'<rect x="{left + _PIXEL * (i % side)}" y="{top + _PIXEL * (i // side)}" width="{_PIXEL}" height="{_PIXEL}" '
+        f'fill="{_colour(value)}"/>'
+        for i, value in enumerate(values.tolist())
+    ]
+
+
+def side_by_side(private: Floats, exact: Floats, side: int) -> str:
+    """Draw private components above the exact ones, with the squared cosine of each pair."""
+    count, width = len(private), side * _PIXEL
+    cosines = (private * exact).sum(axis=1)
+    second = _TOP + width + 2 * _GAP
+    size = (_LEFT + count * (width + _GAP), second + width + _GAP)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size[0]} {size[1]}" role="img">',
+        "<title>Components as images: private ones in the first row, exact ones in the second</title>",
+        '<g font-family="sans-serif" font-size="15" fill="#767676" shape-rendering="crispEdges">',
+    ]
+    for label, top in (("private", _TOP), ("exact", second)):
+        parts.append(f'<text x="4" y="{top + width // 2}">{label}</text>')
+    for i, (one, other) in enumerate(zip(private, exact * np.sign(cosines)[:, None], strict=True)):
+        left = _LEFT + i * (width + _GAP)
+        middle = left + width // 2
+        for component, top in ((one, _TOP), (other, second)):
+            parts += _image(component, side, left, top)
+            parts.append(f'<path d="M{left} {top}h{width}v{width}h-{width}z" fill="none" stroke="#767676"/>')
+        parts.append(f'<text x="{middle}" y="{_TOP - 12}" text-anchor="middle">{i + 1}</text>')
+        agrees = f"cos² {cosines[i] ** 2:.2f}"
+        parts.append(f'<text x="{middle}" y="{_TOP + width + _GAP + 5}" text-anchor="middle">{agrees}</text>')
+    return "\n".join([*parts, "</g></svg>"]) + "\n"
+
+
+def digits() -> str:
+    """Return components of scikit-learn's 1797 handwritten digits at epsilon 1, above the exact ones."""
+    rows = load_digits().data * np.minimum(1, CLIP / np.linalg.norm(load_digits().data, axis=1, keepdims=True))
+    fitted = PrivatePCA(5, epsilon=1, delta=1e-6, clip=CLIP).fit(load_digits().data)
+    return side_by_side(fitted.components_, top_eigenpairs(rows.T @ rows, 5)[1], 8)
+
+
+def strip(image: Path) -> None:
+    """Write the beginning of the page that the demo makes, as a browser shows it."""
+    with TemporaryDirectory() as folder:
+        home = {**os.environ, "DPDIST_STATE_HOME": f"{folder}/state"}
+        subprocess.run([sys.executable, "-m", "dpdist", "demo", folder], check=True, env=home)  # noqa: S603 - ours
+        shown = f"file://{folder}/customers.html"
+        options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1000,540"]
+        command = ["chromium", *options, f"--screenshot={image}", shown]
+        subprocess.run(command, check=True)  # noqa: S603 - ours
 
 
 def main() -> None:
     """Write the pictures."""
     images = Path(__file__).parent / "images"
+    strip(images / "report.png")
+    (images / "components.svg").write_text(digits())
     for name, chart in cards().items():
         (images / f"card_{name}.svg").write_text(chart)
     head = (
