@@ -115,10 +115,12 @@ def contrasts(k: int) -> Matrix:
     return basis
 
 
-CENTRE_CURE = (
-    f"Release with {parameter('centre', 'schema')}, the default of rows with categories, by a mechanism that can "
-    "release the mean."
-)
+def centre_cure() -> str:
+    """Return what to do if columns are not about their public middles."""
+    return (
+        f"Release with {parameter('centre', 'schema')}, the default of rows with categories, by a mechanism that can "
+        "release the mean."
+    )
 
 
 def category_of(schema: Schema, bound: RowBound, column: Column, places: Sequence[int]) -> Categorical | str:
@@ -133,7 +135,7 @@ def category_of(schema: Schema, bound: RowBound, column: Column, places: Sequenc
     shifts = centre[list(places)] / scale[list(places)]
     about = [bool(np.allclose(shifts, weights * share, rtol=_CLOSE, atol=0)) for share in (1 / len(places), 0.0)]
     if not np.allclose(weights, weights[0], rtol=_CLOSE) or not any(about):
-        return f"its columns are about a centre of their own. {CENTRE_CURE}"
+        return f"its columns are about a centre of their own. {centre_cure()}"
     prefix = len(column.name) + 1
     names = tuple(feature[prefix:] for feature in column.features)
     return Categorical(column.name, names, tuple(places), float(weights[0]), about[0], limit)
@@ -146,5 +148,5 @@ def _boolean(schema: Schema, bound: RowBound, column: Column, places: Sequence[i
     centre, scale = (values[places[0]] for values in bound.input_units)
     ends = [((value - shift) * factor - centre) / scale for value in (low, high)]
     if not np.isclose(ends[0], -ends[1], rtol=_CLOSE):
-        return f"its values are not about their middle. {CENTRE_CURE}"
+        return f"its values are not about their middle. {centre_cure()}"
     return Categorical(column.name, ("no", "yes"), tuple(places), float(np.sqrt(2) * ends[1]), True, limit)

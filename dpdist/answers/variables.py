@@ -35,7 +35,7 @@ from difflib import get_close_matches
 import numpy as np
 
 from dpdist.answers.block import entry_noise, moment_of, require_noise_distribution, source_units
-from dpdist.answers.categories import CENTRE_CURE, Categorical, Matrix, Precision, category_of, rows_information
+from dpdist.answers.categories import Categorical, Matrix, Precision, category_of, centre_cure, rows_information
 from dpdist.core.errors import BelowNoiseError, DataError, UsageError
 from dpdist.core.release.artefact import Release
 from dpdist.core.rows.columns import Column
@@ -110,7 +110,7 @@ class Variables:
     def total(self, place: int) -> Estimate:
         """Return the sum of a column of numbers, in units of the bounded rows."""
         if not self.precision.constant:
-            raise UsageError(f"This release holds no sums of numbers. {CENTRE_CURE}")
+            raise UsageError(f"This release holds no sums of numbers. {centre_cure()}")
         return Estimate(self._with_constant([place]) / self.precision.constant, self.precision.of_total)
 
     def by_category(self, name: str, place: int) -> Estimate:
@@ -224,7 +224,7 @@ def _rows(
         total += w**2 * float(np.trace(block)) / k
     information = rows_information(categorical, c)
     if not information:
-        raise UsageError(f"This release holds no number of rows. {CENTRE_CURE}")
+        raise UsageError(f"This release holds no number of rows. {centre_cure()}")
     return total / information, noise / information
 
 

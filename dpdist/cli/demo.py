@@ -121,12 +121,14 @@ def demo_command(directory: Path) -> None:
     from dpdist.core.pipeline.said import Reading  # noqa: PLC0415 - its readers are slow to import
     from dpdist.core.pipeline.table import rows_of_file  # noqa: PLC0415 - the same
 
+    if directory.exists() and not directory.is_dir():
+        raise DataError(f"{directory} is no folder. Name another one: dpdist demo FOLDER")
     make_public_folder(directory)
     file, schema, target = (directory / name for name in ("customers.csv", "customers.toml", "release.zarr"))
     for path, content in ((file, table().encode()), (schema, _SCHEMA.encode())):
         if not path.exists():
             replace_file(path, content, "table")
-        elif path.read_bytes() != content:  # it is about people, perhaps
+        elif not path.is_file() or path.read_bytes() != content:  # it is about people, perhaps
             raise DataError(f"{path} is not that of the demo. Name an empty folder: dpdist demo FOLDER")
     request = request_from(RequestOptions(epsilon=Amount("1"), delta=Amount("1e-6")))
     rows = rows_of_file(file, request, target=target, said=Reading(schema), progress=BARS, say=say)

@@ -157,6 +157,10 @@ def test_numbers_between_words_are_words_and_words_between_numbers_are_told(fold
     pd.DataFrame({"a": np.arange(ROWS), "words": words, "numbers": numbers}).to_csv("t.csv", index=False)
     said = call("release", "t.csv", "r.zarr", *LOSS)
     assert "'words' (words); 'numbers' (numbers, with words between them that would count as missing)" in said.message
+    pd.DataFrame({"a": np.arange(ROWS) % 97, "numbers": numbers}).to_csv("alone.csv", index=False)
+    assert (
+        "Words between the numbers of numbers count as missing." in call("release", "alone.csv", "a.zarr", *LOSS).told
+    )
     draft = (folder / "t.schema.toml").read_text()
     assert 'name = "words"\nkind = "category"' in draft
     assert 'name = "numbers"\nkind = "number"  # looks like numbers, with words between them' in draft
@@ -202,6 +206,8 @@ def test_the_demo_touches_no_table_of_yours(folder: Path, call: Call) -> None:
     said = call("demo", "mine")
     assert (said.code, "mine/customers.csv is not that of the demo" in said.message) == (4, True)
     assert sorted(path.name for path in (folder / "mine").iterdir()) == ["customers.csv"]
+    (folder / "file").touch()
+    assert "file is no folder" in call("demo", "file").message
 
 
 def test_what_was_said_of_persons_is_in_the_draft(folder: Path, call: Call) -> None:

@@ -22,7 +22,7 @@ from dpdist.core.naming import parameter
 from dpdist.core.pipeline.said import Reading
 from dpdist.core.rows.automatic import require_column, require_owner, schema_of_numbers
 from dpdist.core.rows.columns import Column
-from dpdist.core.rows.draft import SUFFIX, SchemaNeededError, blanks_of, write_draft
+from dpdist.core.rows.draft import SUFFIX, Looks, SchemaNeededError, blanks_of, write_draft
 from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.units import Owner, Unit, unit_from
 from dpdist.core.text import counted, listed, repeated
@@ -47,6 +47,7 @@ class Meaning(NamedTuple):
     columns: tuple[str, ...] | None  # to keep of a file without a schema; None: all
     decided: bool  # whether the schema was decided here
     each_row: bool  # whether each row was said to be a person
+    mixed: tuple[str, ...] = ()  # columns of numbers with words between them
 
 
 def meaning_of(file: Path, said: Reading, *, ranged: bool = False) -> Meaning:
@@ -87,7 +88,8 @@ def _decided(file: Path, said: Reading, *, ranged: bool) -> Meaning:
         schema = schema_of_numbers(file, head.names, head.kinds, unclear, left_out, owner, chosen, ranged=ranged)
     except SchemaNeededError as error:
         raise drafted(file, error) from None
-    return Meaning(schema, None, head, None, True, owner.each_row)
+    mixed = tuple(name for name, look in unclear.items() if look == Looks.MIXED and name not in left_out)
+    return Meaning(schema, None, head, None, True, owner.each_row, mixed)
 
 
 def _require_same_owner(schema: Schema, owner: Owner) -> None:

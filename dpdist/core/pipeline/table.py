@@ -238,6 +238,8 @@ def _decisions(file: Path, table: RowsTable, ledger: LedgerAddress, meaning: Mea
         + ("" if unit.max_rows is None else f", and at most {unit.max_rows} of them are kept"),
         f"The budget of the table is {Ledger(ledger).budget}, in {ledger}",
     ]  # fmt: skip
+    if meaning.mixed:
+        sentences.append(f"Words between the numbers of {listed(meaning.mixed)} count as missing")
     if schema is not None and len(schema.centring) > len(schema.pairwise):
         sentences.append(
             "Cells without a number, if any, count as the centre of their column, which weakens its correlations"

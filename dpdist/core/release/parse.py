@@ -45,8 +45,9 @@ def request_from(
     centre, scale = options.centre, options.scale
     if options.clip is None and scale == "none" and shift.get("scale") is None:
         raise UsageError(
-            f"{parameter('scale', 'none')} needs a public clip norm in the units of the rows: add "
-            f"{parameter('clip', 'C')}. Without both, a scale is chosen privately."
+            f"{parameter('scale', 'none')} needs a public clip norm in the units of the rows "
+            f"({parameter('clip', 'C')}), and a file without a schema must be ingested first. Without both options, a "
+            "scale is chosen privately."
         )
     if options.clip is None:  # the release chooses what was not given
         scale = "private" if scale is None and shift.get("scale") is None else scale
