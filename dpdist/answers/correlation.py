@@ -171,8 +171,8 @@ def _clear_columns(
             f"{len(variances)} columns above the noise. Ask for fewer components, or release with a larger epsilon.",
             parameter="components",
         )
-    below = set(all_columns.tolist()) - set(clear.tolist())
-    return clear, len(clear) + len([j for j in below if release.names[j] not in _possible(release)])
+    below, possible = set(all_columns.tolist()) - set(clear.tolist()), _possible(release)
+    return clear, len(clear) + sum(release.names[j] not in possible for j in below)
 
 
 def _possible(release: Release) -> set[str]:

@@ -146,7 +146,7 @@ def standardised(result: Correlation, release: Release) -> str:
     """Return a table of components of a correlation matrix, with their largest loadings below each."""
     lengths, directions = clipped_rows(release), result.alignment
     rows, below = [("no.", "share of variance", "between", "alignment", "between")], [""]
-    for group in _together(result)[:_SHOWN]:
+    for group in together(result)[:_SHOWN]:
         cosine, reach = ("-", "-") if directions is None else ("unknown", "-")
         if directions is not None and directions.group_of(group.start) is not None:
             cosine = f"{directions.squared_cosines[group.start]:.3f}"
@@ -175,7 +175,7 @@ def brief(result: Correlation, release: Release) -> str:
     columns, sample = len(release.names) - len(result.left_out), release.row_count
     chance = (1 + math.sqrt(columns / sample)) ** 2 if sample is not None and sample > 0 else 1.0
     values = result.components.eigenvalues
-    for group in _together(result):
+    for group in together(result):
         sure = _sure_loadings(result, group, release.names)
         if sure and len(rows) < _BRIEF and values is not None and values[group.start] > chance:
             low, high = _share_ends(result, group)
@@ -195,7 +195,7 @@ _BRIEF = 5
 _UNTOLD = "{} explain less than one column does, or cannot be told apart"
 
 
-def _together(result: Correlation) -> list[range]:
+def together(result: Correlation) -> list[range]:
     """Return the components in groups that cannot be told apart."""
     groups, start = list[range](), 0
     while start < len(result.shares):

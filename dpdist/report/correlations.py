@@ -23,7 +23,7 @@ from dpdist.core.errors import BelowNoiseError, UsageError
 from dpdist.core.release.artefact import Release
 from dpdist.core.text import counted
 from dpdist.report.components import MOST, Loadings, loadings_of
-from dpdist.report.components_text import count_text, omitted
+from dpdist.report.components_text import count_text, omitted, together
 from dpdist.report.plots import circle, heat, loading_heat
 from dpdist.report.tables import Cells, Table, brief_name, ends_of, minus, within
 
@@ -85,10 +85,8 @@ def is_known(result: Correlation, component: int) -> bool:
 
 def _rows(result: Correlation, directions: Alignment) -> list[Cells]:
     """Return a row for each component that stands alone, group of components, or component below the noise."""
-    count = len(result.shares)
-    single = [range(i, i + 1) for i in range(min(directions.counted, count), count)]
     rows = list[Cells]()
-    for group in [*(range(g.start, min(g.stop, count)) for g in directions.groups if g.start < count), *single]:
+    for group in together(result):
         i, of_group = group.start, list(group)
         share = f"{result.shares[of_group].sum():.3f}"
         if directions.group_of(i) is None:
