@@ -7,6 +7,7 @@ import io
 from collections.abc import Sequence
 from datetime import date, timedelta
 from pathlib import Path
+from uuid import uuid4
 
 import click
 import numpy as np
@@ -81,8 +82,8 @@ kind = "boolean"
 """
 
 
-def table() -> str:
-    """Return the invented table as CSV: the same in every run."""
+def table(ids: str) -> str:
+    """Return the invented table as CSV: the same for all, but for what the ids of its customers begin with."""
     random = np.random.default_rng(_SEED)
     plan = random.choice(2, ROWS, p=[0.7, 0.3])
     income = np.exp(random.normal(10.6 + 0.2 * plan, 0.5))
@@ -92,7 +93,7 @@ def table() -> str:
     days = random.integers(0, 3000, ROWS)
     churned = random.random(ROWS) < 1 / (1 + np.exp(3 - 1.1 * complaints + 0.5 * plan))
     columns = {
-        "customer_id": [f"C{number:05d}" for number in range(1, ROWS + 1)],
+        "customer_id": [f"{ids}-{number:05d}" for number in range(1, ROWS + 1)],
         "joined": [(date(2026, 1, 1) - timedelta(days=int(day))).isoformat() for day in days],
         "region": random.choice(["north", "south", "east", "west"], ROWS),
         "plan": np.array(["basic", "premium"])[plan],
@@ -111,6 +112,12 @@ def table() -> str:
     return written.getvalue()
 
 
+def _ids(file: Path) -> str:
+    """Return what the ids of a table begin with, if it is one of the demo."""
+    with file.open("rb") as lines:
+        return lines.read(1000).partition(b"\n")[2].partition(b"-")[0].decode(errors="replace")
+
+
 @click.command("demo")
 @click.argument("directory", type=LOCAL, default=Path("dpdist-demo"))
 def demo_command(directory: Path) -> None:
@@ -125,7 +132,9 @@ def demo_command(directory: Path) -> None:
         raise DataError(f"{directory} is no folder. Name another one: dpdist demo FOLDER")
     make_public_folder(directory)
     file, schema, target = (directory / name for name in ("customers.csv", "customers.toml", "release.zarr"))
-    for path, content in ((file, table().encode()), (schema, _SCHEMA.encode())):
+    # customers of its own in each folder: the same ones elsewhere would be charged to the first folder's ledger
+    ids = _ids(file) if file.is_file() else uuid4().hex[:8]
+    for path, content in ((file, table(ids).encode()), (schema, _SCHEMA.encode())):
         if not path.exists():
             replace_file(path, content, "table")
         elif not path.is_file() or path.read_bytes() != content:  # it is about people, perhaps

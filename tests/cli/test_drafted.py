@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import stat
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,12 @@ def test_the_demo_touches_no_table_of_yours(folder: Path, call: Call) -> None:
     assert sorted(path.name for path in (folder / "mine").iterdir()) == ["customers.csv"]
     (folder / "file").touch()
     assert "file is no folder" in call("demo", "file").message
+
+
+def test_the_demo_runs_again_where_the_first_was_deleted(folder: Path, call: Call) -> None:
+    for _ in range(2):  # its customers are invented: no budget of theirs is anywhere
+        assert call("demo").code == 0
+        shutil.rmtree(folder / "dpdist-demo")
 
 
 def test_what_was_said_of_persons_is_in_the_draft(folder: Path, call: Call) -> None:
