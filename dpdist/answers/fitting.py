@@ -20,7 +20,7 @@ from dpdist.core.storage.atomic import make_once
 from dpdist.core.storage.store import AnyStore, Store, store_at
 
 if TYPE_CHECKING:
-    from dpdist.core.runtime.cluster import Cluster
+    from dpdist.core.runtime.cluster import AnyCluster
 
 
 class FittedModel(NamedTuple):
@@ -44,7 +44,7 @@ def fit_components(
     correlation: bool | None = None,
     drop_first: bool = True,
     feasible: bool = False,
-    cluster: Cluster | None = None,
+    cluster: AnyCluster | None = None,
     progress: Progress | None = None,
 ) -> FittedModel:
     """Write a model.zarr with the top principal components of a release: free post-processing.
@@ -70,7 +70,7 @@ def fit_components(
     feasible : bool, default False
         Whether to start from the nearest moment that rows of the schema can have (:mod:`dpdist.answers.feasible`): no
         table of two categories has a negative cell.
-    cluster : Cluster, default None
+    cluster : Cluster, dask.distributed.Client or cluster object, default None
         Where to multiply a release that does not fit in memory. None: this process.
     progress : callable, default None
         Called with the current step (str), the number of its parts (int) and their total (int).
@@ -137,7 +137,7 @@ def fit_components(
 
 
 def components_of(
-    release: AnyStore, count: float | None, *, cluster: Cluster | None = None
+    release: AnyStore, count: float | None, *, cluster: AnyCluster | None = None
 ) -> tuple[Release, Components]:
     """Return the top components of a release.zarr without writing them: see :func:`fit_components`."""
     release = store_at(release)
@@ -145,7 +145,7 @@ def components_of(
     return opened, _components_of(opened, release, count, cluster)
 
 
-def _components_of(opened: Release, release: Store, count: float | None, cluster: Cluster | None) -> Components:
+def _components_of(opened: Release, release: Store, count: float | None, cluster: AnyCluster | None) -> Components:
     if count is not None and not isinstance(count, int):
         return components_with_share(opened, count)
     if opened.in_memory:

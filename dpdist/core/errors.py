@@ -19,6 +19,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import currentframe
 
 from dpdist.core.naming import parameter as named
 
@@ -197,3 +198,14 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         sys.unraisablehook = before
+
+
+_PASSED_OVER = {"dpdist", "joblib", "sklearn"}
+
+
+def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
+    """Issue a warning at the line of the user's program that called this package, perhaps through scikit-learn."""
+    level, frame = 1, currentframe()
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _PASSED_OVER:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)

@@ -35,12 +35,12 @@ _PARTS = {"budget_delta": "delta", "budget_pure": "pure", "budget_delta_reserve"
 _CERTIFICATES = {"tls_ca": "authority", "tls_cert": "certificate", "tls_key": "key"}
 _FUNCTIONS = {
     **_PARTS, **_CERTIFICATES, "budget_epsilon": "budget", "clip": "clip_norm", "id": "name", "n": "rows",
-    "d": "columns",
+    "d": "columns", "insecure": "insecure to dpdist.Cluster",
 }  # fmt: skip
 _ESTIMATORS = {
     **_PARTS, **_CERTIFICATES, "budget_delta": "budget_delta", "components": "n_components",
     "clip_components": "n_components", "id": "name",
-    "for_reproduction": "for_reproduction to dpdist.ReleaseRequest",
+    "for_reproduction": "for_reproduction to dpdist.ReleaseRequest", "insecure": "insecure to dpdist.Cluster",
 }  # fmt: skip
 _BUDGET = {**_PARTS, "budget_delta_reserve": "delta_reserve"}
 _KEYWORDS = {

@@ -1,4 +1,4 @@
-"""Progress of long steps, for the progress bar of the command line or a function in a notebook.
+"""Progress of long steps, for the progress bar of the command line or a function in a notebook; and the log.
 
 Examples
 --------
@@ -10,6 +10,7 @@ Summing rows: 1 of 2
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 
@@ -17,6 +18,8 @@ Progress = Callable[[str, int, int], None]
 """Receives the name of the step, the parts done, and the total; at the end both are equal."""
 Steps = Callable[[int, int], None]
 """The same for one step: parts done and total."""
+LOGGER = logging.getLogger("dpdist")
+"""Gets the messages of each step (level INFO), which are public, as those of the command line."""
 
 
 def steps(progress: Progress | None, label: str) -> Steps | None:

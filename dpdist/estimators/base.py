@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.base import BaseEstimator
 
+from dpdist.core.errors import UsageError
 from dpdist.core.html import table
 from dpdist.core.ledger.address import AnyLedgerAddress
 from dpdist.core.ledger.register import Budget
@@ -18,7 +19,7 @@ from dpdist.core.options import ROWS_AT_MOST
 from dpdist.core.paths import AnyPath
 from dpdist.core.privacy.guarantee import Number
 from dpdist.core.release.artefact import Release
-from dpdist.core.runtime.cluster import Cluster
+from dpdist.core.runtime.cluster import AnyCluster, is_client
 
 Matrix = npt.NDArray[np.float64]
 Vector = Sequence[float] | npt.NDArray[np.number]
@@ -52,7 +53,7 @@ class Shared(TypedDict, total=False):
     missing: str
     options: Mapping[str, object] | None
     name: str | None
-    cluster: Cluster | None
+    cluster: AnyCluster | None
 
 
 class PrivateEstimator(BaseEstimator):  # type: ignore[misc] # no types
@@ -121,8 +122,10 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc] # no types
         The id of the release, 1 to 64 letters, digits, hyphens or underscores. None: it follows from rows and
         parameters, so the same fit of the same rows returns the same release and is not charged. A name asks for
         another draw, which is charged.
-    cluster : Cluster, default None
-        Where to compute, for the path of a rows.zarr. None: on this machine, as in :func:`dpdist.release_rows`.
+    cluster : Cluster, dask.distributed.Client or cluster object, default None
+        Where to compute. None: the path of a rows.zarr on this machine, as in :func:`dpdist.release_rows`; a Dask
+        collection where Dask would compute it, such as on the current client, where its blocks are. Other rows in
+        memory are summed in this process.
     """
 
     release_: Release
@@ -152,7 +155,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc] # no types
         missing: str = "refuse",
         options: Mapping[str, object] | None = None,
         name: str | None = None,
-        cluster: Cluster | None = None,
+        cluster: AnyCluster | None = None,
     ) -> None:
         self.epsilon = epsilon
         self.clip = clip
@@ -178,7 +181,22 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc] # no types
     def __getstate__(self) -> Any:
         state = super().__getstate__()
         state.pop("fresh_", None)  # that the same rows were released before is not public, and a fitted estimator is
+        if is_client(self.cluster):
+            if "release_" not in state:
+                raise UsageError(
+                    "An estimator with a Dask client as cluster cannot be sent to another process. Pass "
+                    "cluster=dpdist.Cluster('ADDRESS'), with the address of its scheduler."
+                )
+            state["cluster"] = None  # no file holds a connection, and a fitted estimator needs none
         return state
+
+    def __sklearn_clone__(self) -> Any:
+        """Return a clone with the same client of Dask, which cannot be copied."""
+        unconnected = object.__new__(type(self))
+        unconnected.__dict__.update(vars(self), cluster=None)
+        cloned = super(PrivateEstimator, unconnected).__sklearn_clone__()
+        cloned.cluster = self.cluster
+        return cloned
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

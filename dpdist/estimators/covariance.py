@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Self, Unpack
@@ -18,7 +17,7 @@ from dpdist.answers.covariance import below_noise_message, covariance, expanded,
 from dpdist.answers.design import Partial, partial_correlation
 from dpdist.answers.shrinkage import Shrinkage
 from dpdist.answers.synthetic import synthetic
-from dpdist.core.errors import BelowNoiseWarning, UsageError
+from dpdist.core.errors import BelowNoiseWarning, UsageError, warn_caller
 from dpdist.core.naming import ESTIMATORS, naming
 from dpdist.core.privacy.guarantee import Neighbours
 from dpdist.core.release.artefact import Release
@@ -361,14 +360,13 @@ class PrivateCovariance(PrivateEstimator):
         self.covariance_intervals_ = result.intervals
         self.correlation_intervals_ = result.correlation_intervals
         if result.seen == 0:
-            warnings.warn(
+            warn_caller(
                 "No direction of the columns varies more than the noise of the release, so covariance_ contains "
                 "little information. Use a larger epsilon, more rows or fewer columns.",
                 BelowNoiseWarning,
-                stacklevel=4,
             )
         elif message := below_noise_message(result, release.names):
-            warnings.warn(message, BelowNoiseWarning, stacklevel=4)
+            warn_caller(message, BelowNoiseWarning)
 
 
 def _distances(rows: npt.NDArray[np.generic], location: Matrix, precision: Matrix) -> Matrix:

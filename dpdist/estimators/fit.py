@@ -12,8 +12,8 @@ from __future__ import annotations
 import io
 import numbers
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from dpdist.core.errors import (
     RefusedError,
     UsageError,
     WeakGuaranteeWarning,
+    warn_caller,
 )
 from dpdist.core.frames import converted, is_a
 from dpdist.core.ingest.registered import open_rows
@@ -46,6 +47,7 @@ from dpdist.core.pipeline.arrays import Groups, Paying, release_array
 from dpdist.core.pipeline.release import release_table
 from dpdist.core.privacy import checks
 from dpdist.core.privacy.guarantee import Guarantee, PrivacyLoss, neighbours_of
+from dpdist.core.progress import LOGGER
 from dpdist.core.release import archive
 from dpdist.core.release.advice import blindly_scaled_message
 from dpdist.core.release.artefact import Release, open_release
@@ -58,13 +60,14 @@ from dpdist.core.rows.columns import Column
 from dpdist.core.rows.dataset import RowsTable
 from dpdist.core.rows.schema import Schema
 from dpdist.core.runtime.checks import forbid_core_dumps
-from dpdist.core.runtime.cluster import chosen
+from dpdist.core.runtime.cluster import AnyCluster, Cluster, chosen, computing_on
 from dpdist.core.storage.store import AnyStore, Store, store_at
 from dpdist.core.triangle import Band, packed
 from dpdist.estimators.base import PrivateEstimator, Shared
 from dpdist.estimators.groups import grouped
 from dpdist.estimators.inputs import Rows, rows_at, rows_of, set_columns, user_names
 from dpdist.estimators.labels import require_same_columns
+from dpdist.estimators.pipelines import require_nothing_learnt
 
 DESCRIBED = "_described_by"
 """Attribute of an estimator with the schema of the rows of the next fit, which :func:`dpdist.private_pca` sets."""
@@ -169,6 +172,7 @@ def released(
     ``join`` adds targets to the rows of X, and ``describe`` returns the schema of rows in memory by their names.
     """
     forbid_core_dumps()  # this process will hold the exact total in memory
+    require_nothing_learnt(estimator)
     request = request_of(estimator, components, targets)
     data, units = grouped(data, groups)
     path = rows_at(data)
@@ -210,16 +214,16 @@ def _warn_of_persons(rows: Rows) -> None:
     """Warn of columns named like persons, if each row is protected as one."""
     message = row_is_unit("X", rows.names or (), lambda name: f"pass groups={name!r}, which keeps it out of X")
     if message is not None:
-        warnings.warn(f"{message} If no person has two, leave it out.", WeakGuaranteeWarning, stacklevel=4)
+        warn_caller(f"{message} If no person has two, leave it out.", WeakGuaranteeWarning)
 
 
 def _warn_of_bound(release: Release) -> None:
     """Warn if the release shows that nearly every row was clipped, or that columns have weight zero."""
     lengths = clipped_rows(release)
     if (warning := lengths.warning()) and lengths.unit is None:
-        warnings.warn(warning, ClippedRowsWarning, stacklevel=3)
-    if release.blindly_scaled[1]:
-        warnings.warn(blindly_scaled_message(release), BelowNoiseWarning, stacklevel=3)
+        warn_caller(warning, ClippedRowsWarning)
+    if any(release.blindly_scaled):
+        warn_caller(blindly_scaled_message(release), BelowNoiseWarning)
 
 
 def release_target(estimator: PrivateEstimator, table: RowsTable, request: ReleaseRequest) -> Store:
@@ -257,14 +261,36 @@ def _from_memory(
     estimator: PrivateEstimator, rows: Rows, request: ReleaseRequest, schema: Schema | None, units: Groups | None
 ) -> tuple[Release, bool]:
     _require_memory(estimator, request, described=schema is not None)
+    client = _client(estimator.cluster, rows)
     if schema is None and estimator.missing == "centre":
         schema = _of_gaps(rows.column_names)
     paying = Paying(_budget(estimator, request.loss), estimator.budget)
-    return release_array(
-        rows.to_release(missing=estimator.missing == "centre", schema=schema, groups=units), request, paying,
-        target=None if estimator.release is None else store_at(estimator.release),
-        on_survey=partial(_warn, named=not request.chooses), register=REGISTER,
-    )  # fmt: skip
+    with nullcontext() if client is None else computing_on(client):
+        release, fresh = release_array(
+            rows.to_release(missing=estimator.missing == "centre", schema=schema, groups=units), request, paying,
+            target=None if estimator.release is None else store_at(estimator.release),
+            on_survey=partial(_judge, named=not request.chooses), register=REGISTER,
+        )  # fmt: skip
+    drawn = "drawn and charged" if fresh else "made before, nothing was charged"
+    LOGGER.info(f"X was released as {release.release_id}, {release.guarantee_words()}: {drawn}.")
+    return release, fresh
+
+
+def _client(cluster: AnyCluster | None, rows: Rows) -> Any:
+    """Return the client that computes a Dask collection; None: where Dask would compute it, or not a collection."""
+    if cluster is None:
+        return None
+    if not rows.lazy:
+        raise UsageError(
+            "cluster is for the path of a rows.zarr and for Dask collections, and X is in the memory of this process, "
+            "which sums it. Leave cluster out; or pass X as a collection, such as dask.array.from_array(X)."
+        )
+    client = cluster.client if isinstance(cluster, Cluster) else cluster
+    if not is_a(client, "distributed", "Client"):
+        raise UsageError(
+            "The blocks of a Dask collection are computed by a client. Pass cluster=dask.distributed.Client(...)."
+        )
+    return client
 
 
 def _of_gaps(names: Sequence[str]) -> Schema | None:
@@ -282,11 +308,6 @@ def _require_memory(estimator: PrivateEstimator, request: ReleaseRequest, *, des
             "Rows in memory have no identity, so no ledger can record their budget. Ingest them "
             f"({step('ingest', 'SOURCE', 'ROWS', budget_epsilon='E', budget_delta='D')}), and fit the path of the "
             "rows.zarr. Without a ledger, only this process remembers the charges."
-        )
-    if estimator.cluster is not None:
-        raise UsageError(
-            "cluster is for the path of a rows.zarr: leave it out. A Dask array is summed by its own client, other "
-            "rows in memory in this process."
         )
     if not isinstance(estimator.budget, Budget | None):
         raise UsageError("budget must be a dpdist.Budget: one object, shared by all fits charged to it.")
@@ -309,33 +330,29 @@ def _budget(estimator: PrivateEstimator, loss: PrivacyLoss) -> PrivacyLoss | Non
     return PrivacyLoss.parse(str(estimator.budget_epsilon), str(estimator.budget_delta))
 
 
-def _warn(total: Survey, *, named: bool) -> None:
-    """Warn of parameters evidently taken from the data. The caller holds the array, so the warning is no leak."""
+def _judge(total: Survey, *, named: bool) -> None:
+    """Warn of a parameter evidently taken from the data, and refuse rows that were centred. The caller holds them."""
     if named and total.clipped_by_data:
-        warnings.warn(
+        warn_caller(
             "clip equals the norm of the longest row of X, so it seems to be computed from the data, and clip is "
             "public. Choose it from public knowledge, or pass clip='private'.",
             PrivacyLeakWarning,
-            stacklevel=2,
         )
     if total.centred_by_data:
-        warnings.warn(
+        raise RefusedError(
             "Every column of X has mean zero, as if a scaler had subtracted the column means. Each row then depends "
-            "on all others, and the guarantee, which is about one row of X, protects no person. Pass the raw rows, "
-            "with a public centre or centre='private'.",
-            PrivacyLeakWarning,
-            stacklevel=2,
+            "on all others, and the guarantee, which is about one row of X, would protect no person. Pass the raw "
+            "rows, with a public centre and scale, or with scale='private', which chooses both. Nothing was charged."
         )
 
 
 def warn_of_score(estimator: object) -> None:
     """Warn with every score that it is private; warning of some only would reveal which."""
-    warnings.warn(
+    warn_caller(
         f"A score of {type(estimator).__name__} is computed from its rows without noise, so it is as private as the "
         "rows. Parameters chosen by scores (GridSearchCV, cross_val_score) leak information about these rows, whatever "
         "the fits cost. Choose them from public data or from a release.",
         PrivacyLeakWarning,
-        stacklevel=3,
     )
 
 

@@ -61,7 +61,7 @@ def in_one_order(data: Any, groups: Any) -> Any:
     return data.persist() if frame else data
 
 
-def column_of(data: Any, name: str) -> tuple[Any, Any]:
+def column_of(data: Any, name: str, role: str = "groups") -> tuple[Any, Any]:
     """Return X without a named column, and this column."""
     data = as_frame(data)
     if is_a(data, "anndata", "AnnData"):
@@ -81,7 +81,7 @@ def column_of(data: Any, name: str) -> tuple[Any, Any]:
         return data, column
     columns = list(getattr(data, "columns", ()))
     if name not in columns:
-        raise RowsError(f"X has no column {name!r}: groups is a name of a column of X, or one entry per row.")
+        raise RowsError(f"X has no column {name!r}: {role} is a name of a column of X, or one entry per row.")
     return data.drop(columns=[name]), data[name]
 
 

@@ -268,10 +268,22 @@ def rows_from(data: Any) -> Rows:
     if is_a(data, "dask", "DataFrame"):
         if any(kind_of(kind) not in "biuf" for kind in data.dtypes):
             raise RowsError(not_numbers(data))
+        data = data.map_partitions(_in_order, names=list(data.columns), meta=data._meta)  # noqa: SLF001 - its type
         numbers = data.to_dask_array()
         numbers = numbers if numbers.dtype.kind in "biuf" else data.astype(np.float64).to_dask_array()
         return Rows(numbers, tuple(map(str, data.columns)))
     return Rows(data)
+
+
+def _in_order(partition: Any, names: Sequence[Any]) -> Any:
+    """Return a partition whose columns are those of its Dask DataFrame, in their order."""
+    if list(partition.columns) != list(names):
+        raise RowsError(
+            f"A partition of X has the columns {listed(map(repr, partition.columns))}, and X has "
+            f"{listed(map(repr, names))}. Make them the same: X.map_partitions(lambda part: part[NAMES], meta=...), "
+            "with the names and an empty DataFrame of X."
+        )
+    return partition
 
 
 def _require_names(names: Sequence[Any]) -> None:
@@ -279,7 +291,10 @@ def _require_names(names: Sequence[Any]) -> None:
     if not names:
         raise RowsError("X has no columns.")
     if repeated := sorted({str(name) for name in names if names.count(name) > 1}):
-        raise RowsError(f"X has several columns of the name {listed(map(repr, repeated))}. Rename them.")
+        raise RowsError(
+            f"X has several columns of the name {listed(map(repr, repeated))}. Rename them: X.columns = "
+            "[f'{name}.{place}' for place, name in enumerate(X.columns)]."
+        )
     if len({isinstance(name, str) for name in names}) > 1:
         raise RowsError("The names of the columns are not all text. Run X.columns = X.columns.astype(str) before.")
     if counters := [name for name in names if isinstance(name, str) and counts_rows(name)]:

@@ -36,7 +36,7 @@ from dpdist.estimators.classes import (
     rows_by,
 )
 from dpdist.estimators.inputs import rows_at, rows_in_memory, set_columns, user_names
-from dpdist.estimators.targets import Targets, require_same_labels, require_same_rows
+from dpdist.estimators.targets import Targets, require_same_labels, require_same_rows, with_labels_of
 
 Names = Sequence[str]
 Classes = Sequence[Any]
@@ -124,7 +124,7 @@ class LinearClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
             else:
                 classes = classes_named(self.classes)
                 require_same_labels(X, y)
-                target, data = indicators_of(y, classes, self)
+                target, data = indicators_of(with_labels_of(X, y), classes, self)
                 names = (target,) if len(classes) == 2 else tuple(f"{target}={name}" for name in classes)
                 fits.released(
                     self, X, fits.require_matrix, join=Targets(data, names, flat=False).joined_to, groups=groups,

@@ -261,7 +261,10 @@ def _in_memory(table: Any, schema: Schema | None, owner: Owner) -> Any:
         require_owner("The table", [] if columns is None else list(map(str, columns)), owner)
         return frame
     if not frame.columns.is_unique:
-        raise DataError("The table has several columns of one name. Rename them.")
+        raise DataError(
+            "The table has several columns of one name. Rename them: table.columns = [f'{name}.{place}' for place, "
+            "name in enumerate(table.columns)]."
+        )
     if schema is None:
         schema = _decided(frame, owner, lazy=lazy)
     elif schema.unit is None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numbers
 import os
-import warnings
 from functools import partial
 from typing import Any, Self, Unpack
 
 import numpy as np
 import numpy.typing as npt
+from sklearn import get_config
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
@@ -20,7 +20,7 @@ from dpdist.answers.correlation import Correlation, require_correlated
 from dpdist.answers.correlation import correlation as correlation_of
 from dpdist.answers.feasible import nearest
 from dpdist.answers.fitting import components_of
-from dpdist.core.errors import BelowNoiseError, BelowNoiseWarning, DataError, UsageError
+from dpdist.core.errors import BelowNoiseError, BelowNoiseWarning, DataError, UsageError, warn_caller
 from dpdist.core.ingest.registered import open_rows
 from dpdist.core.moment.arrays import with_centre
 from dpdist.core.naming import ESTIMATORS, naming, parameter, step
@@ -28,7 +28,7 @@ from dpdist.core.pipeline.projection import Projector, scores_in_memory
 from dpdist.core.release.artefact import Release, open_release
 from dpdist.core.release.bounds import Dimensions
 from dpdist.core.release.request import ReleaseRequest
-from dpdist.core.runtime.cluster import Cluster
+from dpdist.core.runtime.cluster import AnyCluster
 from dpdist.estimators import fit as fits
 from dpdist.estimators import likelihood
 from dpdist.estimators.base import Matrix, PrivateEstimator, Shared, with_shared_parameters
@@ -197,7 +197,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         correlation: bool = False,
         whiten: bool = False,
         feasible: bool = False,
-        cluster: Cluster | None = None,
+        cluster: AnyCluster | None = None,
     ) -> Self:
         """Return an estimator fitted to an existing release, at no cost.
 
@@ -312,6 +312,8 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         check_is_fitted(self, "components_")
         with naming(ESTIMATORS):
             rows = rows_of(self, X, fitting=False)
+            if rows.lazy:
+                _require_lazy_output(self)
             divided = self.components_ / likelihood.deviations(self)
             model = Components(divided, None, per_row=False, mean=self.mean_, scale=self.scale_)
             if (path := rows_at(X)) is not None:
@@ -614,12 +616,21 @@ def _warn_below_noise(above: int, count: int) -> None:
         if above
         else f"Use a larger epsilon, more rows or fewer columns; {step('forecast')} reports what is needed."
     )
-    warnings.warn(
+    warn_caller(
         f"{count - above} of {count} components are below the noise of the release, so their directions are arbitrary. "
         f"squared_cosines_ has the alignment of the others. {advice}",
         BelowNoiseWarning,
-        stacklevel=3,
     )
+
+
+def _require_lazy_output(estimator: PrivatePCA) -> None:
+    """Refuse to make a DataFrame in memory of lazy scores: scikit-learn would compute all of them."""
+    own = getattr(estimator, "_sklearn_output_config", {})
+    if own.get("transform", get_config()["transform_output"]) != "default":
+        raise UsageError(
+            "The scores of a Dask collection stay lazy, and scikit-learn is set to make DataFrames in memory of them "
+            "(set_output). Call set_output(transform='default') on the estimator before."
+        )
 
 
 def _select_components(release: Release, count: float | None) -> Components:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import numbers
 import os
-import warnings
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Self, Unpack
@@ -19,8 +18,8 @@ from dpdist.answers.bias import clipped_rows
 from dpdist.answers.block import beside, column_indices
 from dpdist.answers.feasible import nearest
 from dpdist.answers.regression import Estimate, Regression, regressions
-from dpdist.core.errors import BelowNoiseError, BelowNoiseWarning, UsageError
-from dpdist.core.frames import converted
+from dpdist.core.errors import BelowNoiseError, BelowNoiseWarning, UsageError, warn_caller
+from dpdist.core.frames import converted, is_a
 from dpdist.core.ingest.registered import open_rows
 from dpdist.core.naming import ESTIMATORS, naming
 from dpdist.core.privacy.guarantee import Neighbours
@@ -30,8 +29,9 @@ from dpdist.core.text import counted
 from dpdist.estimators import fit as fits
 from dpdist.estimators.base import Matrix, PrivateEstimator, Shared, with_shared_parameters
 from dpdist.estimators.checked import RowsError
+from dpdist.estimators.groups import column_of
 from dpdist.estimators.inputs import Rows, rows_at, rows_in_memory, set_columns, user_names
-from dpdist.estimators.targets import Targets, require_same_labels, require_same_rows, targets_of
+from dpdist.estimators.targets import Targets, require_same_labels, require_same_rows, targets_of, with_labels_of
 
 Names = str | Sequence[str]
 AUTO = "auto"
@@ -206,7 +206,8 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
         X
             (n, p) real numbers, or the path of a rows.zarr; see the notes of the class.
         y
-            (n,) or (n, k) real numbers, or names of columns of the rows.zarr.
+            (n,) or (n, k) real numbers; or a column of X or its name, which is then taken out of X; of a rows.zarr, one
+            name or several. A Dask Series or DataFrame has the partitions and labels of X.
         groups
             Privacy unit of each row, or the name of a column of X: see :meth:`dpdist.PrivatePCA.fit`.
 
@@ -226,7 +227,8 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
         with naming(ESTIMATORS):
             _regularisation(self.ridge, self.n_components)
             if (path := rows_at(X)) is None:
-                targets = targets_of(y, self)
+                X, y = _apart(X, y)  # noqa: N806 - scikit-learn's names
+                targets = targets_of(with_labels_of(X, y), self)
                 require_same_labels(X, y)
                 join = partial(self._joined, targets)
                 release = fits.released(self, X, fits.require_matrix, targets=targets.names, join=join, groups=groups)
@@ -395,20 +397,37 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
         by_name = {} if kept is None else dict(zip(results[0].names, kept, strict=True))
         self.shrinkage_ = None if kept is None else np.array([by_name.get(name, math.nan) for name in names])
         if kept is not None and min(kept) < _KEPT:
-            warnings.warn(
+            warn_caller(
                 f"These are not the slopes of least squares: the ridge keeps {min(kept):.2g} to {max(kept):.2g} of "
                 "them (shrinkage_), as the columns vary too little above the noise. n_components='auto' does not "
                 "shrink; or use more rows, fewer columns or a larger epsilon.",
                 BelowNoiseWarning,
-                stacklevel=3,
             )
         if hidden := [result.target for result in results if result.drowned]:
-            warnings.warn(
+            warn_caller(
                 f"Given the noise, the columns may explain nothing of {', '.join(hidden)}: r2_intervals_ start below "
                 "0. Use a larger epsilon, more rows or fewer columns.",
                 BelowNoiseWarning,
-                stacklevel=3,
             )
+
+
+def _apart(rows: Any, y: Any) -> tuple[Any, Any]:
+    """Return X without the target, and the target, if y names a column of X, or is that column of X itself."""
+    if isinstance(y, str):
+        return column_of(rows, y, "y")
+    return column_of(rows, y.name, "y") if _is_column(rows, y) else (rows, y)
+
+
+def _is_column(rows: Any, y: Any) -> bool:
+    """Whether a Series is the column of its name of a DataFrame."""
+    kinds = [kind for kind in ("pandas", "dask") if is_a(rows, kind, "DataFrame") and is_a(y, kind, "Series")]
+    if not kinds or list(rows.columns).count(y.name) != 1 or not isinstance(y.name, str):
+        return False
+    if kinds == ["pandas"]:
+        return bool(rows[y.name].equals(y))
+    from dpdist.core.runtime.collections import token_of  # noqa: PLC0415 - optional dependency
+
+    return token_of(rows[y.name]) == token_of(y)
 
 
 def _arrays(estimates: Sequence[Sequence[Estimate]], *, flat: bool) -> tuple[Matrix, Matrix, Matrix | None]:

@@ -15,7 +15,7 @@ from dpdist.core.errors import DataError
 from dpdist.core.frames import converted, is_a
 from dpdist.core.ingest.collection import whole_rows
 from dpdist.core.moment.arrays import dense
-from dpdist.core.text import listed
+from dpdist.core.text import counted, listed
 from dpdist.estimators.checked import RowsError
 from dpdist.estimators.inputs import Rows
 
@@ -33,7 +33,10 @@ class Targets:
     def joined_to(self, rows: Rows) -> Rows:
         """Return the rows of X with the targets as last columns, and a name for every column."""
         if both := set(self.names) & set(rows.column_names):
-            raise RowsError(f"X and y both have a column named {listed(sorted(both))}. Rename it in y.")
+            raise RowsError(
+                f"X and y both have a column named {listed(sorted(both))}, with other values. Rename it in y, or pass "
+                f"y={min(both)!r} for the one in X."
+            )
         names = (*rows.column_names, *self.names)
         if rows.lazy:
             from dpdist.core.runtime.collections import cut_alike  # noqa: PLC0415 - optional dependency
@@ -48,7 +51,7 @@ class Targets:
             )
             return replace(rows, data=joined, names=names)
         if is_a(self.data, "dask", "Array"):
-            raise RowsError("y is a Dask array but X is not. Compute y, or pass X as a Dask array too.")
+            raise RowsError("y is a Dask collection but X is not. Pass y.compute(), or X as a Dask collection too.")
         require_same_rows(rows.data, self.data)
         return replace(rows, data=JoinedRows(rows.data, self.data), names=names)
 
@@ -64,14 +67,38 @@ def require_same_rows(rows: Any, targets: Any) -> None:
 
 def require_same_labels(rows: Any, targets: Any, name: str = "y") -> None:
     """Refuse pandas objects whose rows have other labels, or another order of them."""
-    framed = is_a(rows, "pandas", "DataFrame") and any(
-        is_a(targets, "pandas", kind) for kind in ("Series", "DataFrame")
-    )
+    framed = is_a(rows, "pandas", "DataFrame") and _is_framed(targets, "pandas")
     if framed and len(rows) == len(targets) and not rows.index.equals(targets.index):
         raise RowsError(
             f"The rows of X and {name} have different labels, or another order of them. Pass {name}.loc[X.index], or "
             f"{name}.set_axis(X.index) if they are in the same order."
         )
+
+
+def _is_framed(targets: Any, package: str) -> bool:
+    return is_a(targets, package, "Series") or is_a(targets, package, "DataFrame")
+
+
+def with_labels_of(rows: Any, y: Any) -> Any:
+    """Return Dask targets that are refused, when they are computed, if their rows have other labels than those of X."""
+    if not (is_a(rows, "dask", "DataFrame") and _is_framed(y, "dask")):
+        return y
+    if rows.npartitions != y.npartitions:
+        raise RowsError(
+            f"X has {counted(rows.npartitions, 'partition')}, and y {y.npartitions}, so their rows cannot be matched. "
+            "Make both of one DataFrame: X = frame[FEATURES], y = frame['TARGET']."
+        )
+    return y.map_partitions(_matched, rows.index, meta=y._meta, align_dataframes=False)  # noqa: SLF001 - its type
+
+
+def _matched(targets: Any, labels: Any) -> Any:
+    """Return a partition of targets whose labels are those of the partition of X."""
+    if not targets.index.equals(labels):
+        raise RowsError(
+            "A partition of y has other labels than that of X, or another order of them. Make both of one DataFrame: "
+            "X = frame[FEATURES], y = frame['TARGET']."
+        )
+    return targets
 
 
 class JoinedRows:
@@ -99,7 +126,10 @@ def targets_of(y: Any, estimator: object) -> Targets:
             f"{type(estimator).__name__} requires y to be passed, but the target y is None. Pass the values to predict."
         )
     if isinstance(y, str):
-        raise RowsError("y can be a name only for a rows.zarr. For a table in memory, pass the values.")
+        raise RowsError("y is a text. Pass the values to compare with.")
+    named = y
+    if _is_framed(y, "dask"):
+        y = y.to_dask_array()
     if is_a(y, "dask", "Array"):
         data, sound = y, y.ndim in {1, 2} and np.dtype(y.dtype).kind in "biuf" and not any(map(math.isnan, y.shape[1:]))
         if not sound:
@@ -108,7 +138,7 @@ def targets_of(y: Any, estimator: object) -> Targets:
         data = _checked(y, finite=getattr(estimator, "missing", None) != "centre")
     flat = data.ndim == 1
     data = data[:, None] if flat else data
-    names, count = _names(y), int(data.shape[1])
+    names, count = _names(named), int(data.shape[1])
     if len(names) != count:
         names = ("y",) if count == 1 else tuple(f"y{i}" for i in range(count))
     return Targets(data, names, flat)
@@ -152,6 +182,6 @@ def _of_sklearn(y: Any, *, finite: bool) -> Values:
 
 def _names(y: Any) -> tuple[str, ...]:
     """Return the column names of a Series or a DataFrame."""
-    if is_a(y, "pandas", "Series"):
+    if is_a(y, "pandas", "Series") or is_a(y, "dask", "Series"):
         return () if y.name is None else (str(y.name),)
-    return tuple(map(str, y.columns)) if is_a(y, "pandas", "DataFrame") else ()
+    return tuple(map(str, y.columns)) if _is_framed(y, "pandas") or _is_framed(y, "dask") else ()

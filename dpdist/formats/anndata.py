@@ -22,6 +22,7 @@ from dpdist.core.ingest.readers.chunked import Chunked, Layout, absent_in_hdf5, 
 from dpdist.core.ingest.readers.source import Fragment, Head, neighbours, transposed, width_for
 from dpdist.core.ingest.readers.zarr_store import absent_chunks, holds_values, opened, require_foreign
 from dpdist.core.rows.encoding import MISSING_WORDS
+from dpdist.core.rows.person_names import names_person
 from dpdist.core.rows.units import named_units
 from dpdist.formats.hdf5 import contained
 
@@ -165,13 +166,16 @@ class AnnData(Chunked):
 
     @attempted
     def _labels(self) -> list[str]:
-        """Return the columns of ``obs`` that may form a privacy unit: no measurements, and not the index."""
+        """Return the columns of ``obs`` that may form a privacy unit: not the index, nor measurements, by their names.
+
+        pandas makes floats of whole numbers with a gap, and a study of two persons may tell them by a boolean.
+        """
         with self._root() as root:
             obs = root.get("obs")
             return [
                 f"obs/{name}"
                 for name in (sorted(obs.keys()) if hasattr(obs, "keys") else ())
-                if getattr(getattr(obs[name], "dtype", None), "kind", "") not in set("fcb")
+                if (getattr(getattr(obs[name], "dtype", None), "kind", "") not in set("fcb") or names_person(name))
                 and not name.startswith("__") and name != obs.attrs.get("_index")
             ]  # fmt: skip
 
@@ -186,10 +190,14 @@ class AnnData(Chunked):
         values = column.cat.categories if column.dtype == "category" else column
         if len(column) != self._layout.shape[0]:
             raise DataError(f"{self.path}: {label} does not hold one name or whole number per row. Choose another.")
-        if not (_is_text(values) or values.dtype.kind in "iu"):
+        if values.dtype.kind == "f" and (values == values.round()).all() and (values.abs() < 2**53).all():
+            return column.astype("int64")
+        if not (_is_text(values) or values.dtype.kind in "iub"):
+            name = label.rpartition("/")[2]
             raise DataError(
-                f"{self.path}: {label} holds {values.dtype.name}. A privacy unit is a name or a whole number: "
-                "convert it."
+                f"{self.path}: {label} holds {values.dtype.name}. A privacy unit is a name or a whole number. Convert "
+                f"it; in Python: a = anndata.read_h5ad(FILE); a.obs[{name!r}] = a.obs[{name!r}].astype(str); "
+                "a.write_h5ad(NEW)."
             )
         if _is_text(values) and (lacking := column.astype(str).str.strip().isin(MISSING_WORDS)).any():
             raise DataError(

@@ -14,6 +14,7 @@ import numpy as np
 from dpdist.core.errors import DataError
 from dpdist.core.ingest.readers.base import attempted, required
 from dpdist.core.ingest.readers.chunked import (
+    AS_FRAME,
     GAPS,
     Chunked,
     Layout,
@@ -133,9 +134,11 @@ class NetCdf(Chunked):
                 for name, array in variables.items()
                 if array.ndim > 1 and name not in {*coordinates, *bounds}
             }
+            alone = sum(array.ndim == 1 for name, array in variables.items() if name not in coordinates)
         if not arrays and (inner := self._in_groups()):
             raise DataError(f"{self.path} holds its variables in groups. Choose with {parameter('variable')}: {inner}.")
-        return only(self.path, arrays, self.choices.variable, "variable")
+        frame = AS_FRAME.format("xarray.open_dataset(FILE).to_dataframe()") if alone > 1 else None
+        return only(self.path, arrays, self.choices.variable, "variable", frame)
 
     def _in_groups(self) -> str:
         if self._classic:

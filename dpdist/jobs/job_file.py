@@ -105,7 +105,7 @@ def read_job(
     """Read and check a job file."""
     path = local(path)
     try:
-        content = tomllib.loads(read_plain(path, LARGEST_FILE).decode(), parse_float=Decimal)
+        content = tomllib.loads(read_plain(path, LARGEST_FILE).decode("utf-8-sig"), parse_float=Decimal)
     except IsADirectoryError:
         raise DataError(
             f"{path} is a folder, not a job file such as job.toml. To describe rows, a release or a model, "

@@ -17,7 +17,7 @@ from dpdist.core.mechanisms.base import Calibrated
 from dpdist.core.mechanisms.sensitivity import LatticeQuery
 from dpdist.core.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, neighbours_of
 from dpdist.core.rows.bounding import RowBound
-from dpdist.core.runtime.cluster import Cluster, chosen
+from dpdist.core.runtime.cluster import AnyCluster, chosen
 from dpdist.core.runtime.local import Computation
 from dpdist.core.text import counted
 from dpdist.literature import attack
@@ -108,7 +108,7 @@ def audit_mechanism(
     confidence: float = 0.999,
     neighbours: Neighbours | str = Neighbours.REPLACE_ONE,
     options: Mapping[str, object] | None = None,
-    cluster: Cluster | None = None,
+    cluster: AnyCluster | None = None,
 ) -> Audit:
     """Attack a mechanism on synthetic tables, and bound its epsilon and delta from below. No ledger is charged.
 
@@ -128,7 +128,7 @@ def audit_mechanism(
         The relation between the two tables.
     options : mapping of str, default None
         The mechanism's own parameters, by name. None: their defaults.
-    cluster : Cluster, default None
+    cluster : Cluster, dask.distributed.Client or cluster object, default None
         Where to draw. None: threads of this process.
 
     Returns

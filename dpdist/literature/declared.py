@@ -23,6 +23,7 @@ from dpdist.core.pipeline.budget import only_ledger
 from dpdist.core.privacy import checks
 from dpdist.core.privacy.accounting import Filter, caps_for
 from dpdist.core.privacy.guarantee import Guarantee, Neighbours, Number, PrivacyLoss, neighbours_of
+from dpdist.core.progress import LOGGER
 from dpdist.core.release import archive
 from dpdist.core.release.request import id_of
 from dpdist.core.release.transaction import charge_once, commit_once
@@ -87,7 +88,7 @@ def release_matrix(
     budget : PrivacyLoss, default None
         The budget of a new ledger. None: the loss of this release.
     say : callable, default None
-        Called with a message (str): which ledger was charged, and what is left. None: no messages.
+        Called with a message (str): which ledger was charged, and what is left. None: the logger ``dpdist`` gets it.
 
     Returns
     -------
@@ -161,8 +162,7 @@ def release_matrix(
     with account.opened(release_id) as committed:
         archive.publish(committed, target)
     account.published(release_id)
-    if say is not None:
-        say(f"{release_id} is charged to the ledger {address}: {account.balance()}.")
+    (say or LOGGER.info)(f"{release_id} is charged to the ledger {address}: {account.balance()}.")
     return open_matrix(target)
 
 

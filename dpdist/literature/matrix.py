@@ -290,6 +290,12 @@ def checked(matrix: Any) -> Floats:
     if not np.isfinite(values).all():
         raise DataError("An entry of the matrix is not finite. Replace it: NaN and infinity have no noisy value.")
     if not np.array_equal(values, values.T):
+        for stored, other, shift in (("triu", "tril", 1), ("tril", "triu", -1)):
+            if not getattr(np, other)(values, -shift).any():
+                raise DataError(
+                    "The matrix is not symmetric: one triangle of it is zero, as if each entry was stored once. Pass "
+                    f"M + numpy.{stored}(M, {shift}).T, which has it twice, and declare the sensitivity of that matrix."
+                )
         raise DataError("The matrix is not symmetric. Pass (M + M.T) / 2, which changes no bound on its sensitivity.")
     return values
 

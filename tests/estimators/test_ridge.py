@@ -128,14 +128,14 @@ NINE = np.ones((9, 2))
     ("x", "y", "said"),
     [
         (NINE, None, "requires y to be passed"),
-        (NINE, "income", "pass the values"),
+        (NINE, "income", "no column 'income'"),
         (NINE, np.ones(8), r"inconsistent numbers of samples: \[9, 8\]"),
         (NINE, ["a"] * 9, "no number|not a number"),
         (NINE, np.full(9, np.nan), "NaN"),
         (NINE, np.ma.masked_equal(np.arange(9.0), 3), "masked"),
-        (NINE, da.ones(9, chunks=3), "y is a Dask array but X is not"),
+        (NINE, da.ones(9, chunks=3), "y is a Dask collection but X is not"),
         (da.ones((9, 2), chunks=3), np.ones(8), "8 rows, and X has 9"),
-        (pd.DataFrame({"y": np.ones(9)}), pd.Series(np.ones(9), name="y"), "both have a column named y"),
+        (pd.DataFrame({"y": np.ones(9)}), pd.Series(np.zeros(9), name="y"), "both have a column named y"),
         (np.ones((2, 3)), np.ones(2), "2 samples and 3 columns: fewer rows"),
     ],
 )

@@ -157,7 +157,7 @@ def test_a_first_period_of_too_few_rows_chooses_nothing(
     nights.job.write_text(SCALED.replace("clip =", 'neighbours = "add-remove"\nclip ='))
     nights.run()  # n is private, so nothing may depend on it
     assert len(drawn) == 1
-    assert "did not see the spread of 3 columns" in capsys.readouterr().out
+    assert "The spread of 3 columns is lost in the noise" in capsys.readouterr().out
 
 
 def test_what_a_run_would_spend_tells_the_choice(nights: Place) -> None:

@@ -27,7 +27,7 @@ from dpdist.core.rows.automatic import by_option, in_schema, row_is_unit
 from dpdist.core.rows.dataset import RowsTable, head_of, open_ingested
 from dpdist.core.rows.schema import Schema
 from dpdist.core.runtime.checks import ClientInfo, guarded
-from dpdist.core.runtime.cluster import Cluster, chosen
+from dpdist.core.runtime.cluster import AnyCluster, chosen
 from dpdist.core.runtime.collections import executor_for, map_blocks
 from dpdist.core.runtime.sums import DaskExecutor
 from dpdist.core.storage.store import FolderStore, Store
@@ -42,7 +42,7 @@ def ingest_collection(
     budget: PrivacyLoss | None,
     columns: Sequence[str] | None,
     compress: bool,
-    cluster: Cluster | None,
+    cluster: AnyCluster | None,
     progress: Progress | None,
     schema: Schema | None = None,
     say: Callable[[str], None] | None = None,

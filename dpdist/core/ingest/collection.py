@@ -188,7 +188,8 @@ def collection_of(value: Any, rows_dimension: str | None = None) -> Collection |
     if framed:
         if not data.columns.is_unique:
             raise DataError(
-                f"The {kind} has several columns with the same name: {listed(map(str, data.columns))}. Rename them."
+                f"The {kind} has several columns with the same name: {listed(map(str, data.columns))}. Rename them: "
+                "source.columns = [f'{name}.{place}' for place, name in enumerate(source.columns)]."
             )
         has_names = any(isinstance(label, str) for label in data.columns)
         names = tuple(map(str, data.columns)) if has_names else numbered(count)

@@ -6,7 +6,7 @@ FILE and NEW stand for paths, NAME for a name within the file.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 
 START = 2048
@@ -138,6 +138,41 @@ _SUFFIXES = {
     (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz"): _ARCHIVE,
 }
 """Suffixes, and the cure: a suffix if it is read as it is."""
+
+
+_NUMBERED = "t.rename_columns([f'{name}.{place}' for place, name in enumerate(t.column_names)])"
+_RENAMING = {
+    (".csv", ".csv.gz"): "pandas.read_csv(FILE).to_csv(NEW, index=False)",
+    (".parquet",): f"t = pyarrow.parquet.ParquetFile(FILE).read(); pyarrow.parquet.write_table({_NUMBERED}, NEW)",
+    (".arrow", ".feather"): (
+        f"t = pyarrow.ipc.open_file(FILE).read_all(); pyarrow.feather.write_feather({_NUMBERED}, NEW)"
+    ),
+    (".h5ad",): "t = anndata.read_h5ad(FILE); t.var_names_make_unique(); t.write_h5ad(NEW)",
+}
+NESTED = ("list<", "large_list<", "fixed_size_list<", "struct<")
+"""Begins of the types of columns, as Arrow spells them, whose cells hold several values."""
+
+
+def renaming(path: object) -> str:
+    """Return how to give columns of the same name other ones."""
+    cure = next((cure for ends, cure in _RENAMING.items() if str(path).lower().endswith(ends)), None)
+    return f"Rename them; in Python: {cure}." if cure else "Rename them."
+
+
+def dividing(path: object, kinds: Mapping[str, str]) -> str:
+    """Return how to divide columns whose cells hold several numbers, by their types as Arrow spells them."""
+    opened = "pyarrow.ipc.open_file(FILE).read_all()"
+    if str(path).lower().endswith(".parquet"):
+        opened = "pyarrow.parquet.read_table(FILE)"
+    if all(kind.startswith("struct<") for kind in kinds.values()):
+        flat = f"pyarrow.parquet.write_table({opened}.flatten(), NEW)"
+        return f"Divide the records, and save it as .parquet; in Python: {flat}."
+    name = next(name for name, kind in kinds.items() if not kind.startswith("struct<"))
+    parts = f"pandas.DataFrame(t[{name!r}].tolist()).add_prefix({name + '.'!r})"
+    return (
+        f"Divide the vectors, if all have one length, and save it as .parquet; in Python: t = {opened}.to_pandas(); "
+        f"t.drop(columns={name!r}).join({parts}).to_parquet(NEW, index=False)."
+    )
 
 
 def refusal(path: PurePath, start: bytes, suffix: str, kinds: Iterable[str]) -> str | None:

@@ -16,12 +16,21 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist.core.errors import DataError, UsageError
-from dpdist.core.ingest.readers.base import ChoiceRequiredError, NoRowsError, Places, UncutError, changed, only_columns
+from dpdist.core.ingest.other_kinds import NESTED, renaming
+from dpdist.core.ingest.readers.base import (
+    ChoiceRequiredError,
+    NoRowsError,
+    Places,
+    UncutError,
+    changed,
+    no_numbers,
+    only_columns,
+)
 from dpdist.core.ingest.readers.source import Entry, Fragment, Head, Source, Survey
 from dpdist.core.ingest.readers.text import FRAGMENT
 from dpdist.core.ingest.sources import Opener, Sources
 from dpdist.core.naming import parameter
-from dpdist.core.rows.units import Unit
+from dpdist.core.rows.units import Unit, no_column
 from dpdist.core.text import counted, has_control, listed, random_token, repeated, visible
 
 PIECE = 128 << 20  # bytes per task, about
@@ -159,6 +168,9 @@ def survey_source(
     require_publishable(sources.entries[number].shown, head.names)
     keep = kept_columns(head.names, columns, unit)
     if len(keep) < 2:
+        kinds = {head.names[each]: str(head.kinds[each]) for each in keep if head.kinds}
+        if nested := {name: kind for name, kind in kinds.items() if kind.startswith(NESTED)}:
+            raise no_numbers(location, nested, [])
         raise DataError(
             f"{location} gives {len(keep)} column(s). A table needs two or more: keep more columns, and separate the "
             "cells of a CSV file by commas."
@@ -331,13 +343,13 @@ def require_publishable(where: object, names: tuple[str, ...]) -> None:
                 "Names are published and shown on terminals: rename the column."
             )
     if twice := repeated(map(visible, names)):
-        raise DataError(f"{where} has several columns with the same name: {listed(twice)}. Rename them.")
+        raise DataError(f"{where} has several columns with the same name: {listed(twice)}. {renaming(where)}")
 
 
 def kept_columns(names: tuple[str, ...], columns: Sequence[str] | None, unit: Unit | None) -> tuple[int, ...]:
     """Return the indices of the columns to keep, without the privacy unit."""
     if unit is not None and unit.column not in names:
-        raise UsageError(f"There is no column {unit.column}. There are: {listed(names)}.", parameter="privacy_unit")
+        raise no_column(unit.column, names)
     if unit is not None and columns is not None and unit.column in columns:
         raise UsageError(
             f"The privacy unit {unit.column} is not summed, so it cannot be a column to keep. Leave it out.",

@@ -12,7 +12,7 @@ from dpdist.core.ingest.sources import Opener
 from dpdist.core.ingest.survey import Job, Run
 from dpdist.core.ingest.write import writing
 from dpdist.core.progress import Progress
-from dpdist.core.runtime.cluster import Cluster, chosen
+from dpdist.core.runtime.cluster import AnyCluster, chosen
 from dpdist.core.runtime.local import Executor
 from dpdist.core.storage.store import Store
 
@@ -21,14 +21,14 @@ from dpdist.core.storage.store import Store
 class Workers:
     """Threads of this process, or workers of a cluster that is connected to when needed."""
 
-    cluster: Cluster | None
+    cluster: AnyCluster | None
     progress: Progress | None
     connection: Executor | None = None  # to workers that are used already
 
     @property
     def named(self) -> bool:
         """Whether a cluster was given."""
-        return self.connection is not None or (self.cluster is not None and self.cluster.named)
+        return self.connection is not None or chosen(self.cluster).named
 
     @contextmanager
     def connected(self, location: Store, choices: Choices) -> Iterator[Run]:

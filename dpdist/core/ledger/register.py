@@ -36,13 +36,12 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Self
 
-from dpdist.core.errors import DataError, RefusedError, UsageError
+from dpdist.core.errors import DataError, RefusedError, UsageError, warn_caller
 from dpdist.core.ledger.fingerprints import Fingerprints
 from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.ledger.memory import MemoryStorage, this_process
@@ -259,14 +258,13 @@ def _warn_of_joint_cost(together: list[Guarantee], *, some: bool = False, alike:
     else:
         largest = max(guarantee.loss.delta_atto for guarantee in together)
         cost = _loss_text(_cost(accounting.composed_epsilon_micro, together, largest))
-    warnings.warn(
+    warn_caller(
         f"As many rows were released {'as now, or some of these, ' if some else ''}{_times(len(together) - 1)} before "
         "in this process. If they are about the same people, these releases together cost "
         f"{cost}, provided that no request depended on an earlier answer. Rows "
         "are recognised by the values of all their columns only, so charge all fits on the same people to one "
         "dpdist.Budget (budget), or to the ledger of one rows.zarr.",
         UserWarning,
-        stacklevel=2,
     )
 
 

@@ -25,6 +25,7 @@ from dpdist.core.naming import parameter
 from dpdist.core.pipeline.budget import ledger_place
 from dpdist.core.privacy import checks
 from dpdist.core.privacy.guarantee import MICRO, Number, PrivacyLoss
+from dpdist.core.progress import LOGGER
 from dpdist.core.release import advice, histograms, norm_histogram, stages
 from dpdist.core.release.advice import QuantileAccuracy
 from dpdist.core.release.clip_trade import ForComponents, noise_share, quantile_for
@@ -36,7 +37,7 @@ from dpdist.core.release.request import Choice
 from dpdist.core.release.trusted import MomentTransaction
 from dpdist.core.rows.dataset import RowsTable
 from dpdist.core.rows.periods import is_periodic
-from dpdist.core.runtime.cluster import Cluster, chosen
+from dpdist.core.runtime.cluster import AnyCluster, Cluster, chosen
 from dpdist.core.runtime.local import Computation, Executor
 from dpdist.core.storage.arrays import ROOT
 from dpdist.core.storage.store import AnyStore, Store, store_at
@@ -202,7 +203,7 @@ def choose_clip_norm(
     clip_components: int | None = None,
     release_epsilon: Number | None = None,
     ledger: AnyLedgerAddress | None = None,
-    cluster: Cluster | None = None,
+    cluster: AnyCluster | None = None,
     budget_delta: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> ClipChoice:
@@ -228,13 +229,13 @@ def choose_clip_norm(
         With ``clip_components``, the epsilon of the planned release; its delta is that of the histogram.
     ledger : str or path-like, default None
         The ledger of the budget. None: next to the rows; for rows at an address, the one recorded on this machine.
-    cluster : Cluster, default None
+    cluster : Cluster, dask.distributed.Client or cluster object, default None
         Where to compute. None: threads of this process.
     budget_delta : bool, default False
         Whether a request without a delta uses that of the budget, if any. A histogram that was already released with
         one of these is returned again.
     say : callable, default None
-        Called with the expected accuracy (str) before anything is charged or read. None: no messages.
+        Called with the expected accuracy (str) before anything is charged or read. None: the logger ``dpdist`` gets it.
 
     Returns
     -------
@@ -275,7 +276,7 @@ def choose_clip_norm(
     90.51
     """
     target = _target(quantile, clip_components, release_epsilon)
-    table, cluster = _table_at(store_at(rows)), chosen(cluster)
+    table, cluster, say = _table_at(store_at(rows)), chosen(cluster), say or LOGGER.info
     request.bound(table.columns)  # refuses public vectors of another length
     advice.require_centre_of_dropped(table.schema, centred=request.centre is not None)
     account = absolute(ledger_place(table, ledger))
@@ -329,7 +330,7 @@ def _report_accuracy(
     target: Fraction | _Leading,
     state: State | None,
     left_micro: int | None,
-    say: Callable[[str], None] | None,
+    say: Callable[[str], None],
 ) -> None:
     """Report the expected accuracy; refuse a useless answer unless it is already charged."""
     request, table = transaction.request, transaction.table
@@ -340,9 +341,7 @@ def _report_accuracy(
         return
     if isinstance(target, tuple):
         noise_share(_purpose(target, request), request.neighbours, table.columns, table.max_rows)
-    message = advice.forecast(request, table, None if isinstance(target, tuple) else target, left_micro)
-    if say is not None:
-        say(message)
+    say(advice.forecast(request, table, None if isinstance(target, tuple) else target, left_micro))
 
 
 def _purpose(leading: _Leading, request: NormsRequest) -> ForComponents:

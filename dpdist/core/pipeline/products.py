@@ -17,7 +17,7 @@ import numpy.typing as npt
 import zarr
 
 from dpdist.core import triangle
-from dpdist.core.runtime.cluster import Cluster, chosen
+from dpdist.core.runtime.cluster import AnyCluster, chosen
 from dpdist.core.runtime.local import Computation, Executor
 from dpdist.core.storage.arrays import ROOT
 from dpdist.core.storage.store import Store
@@ -79,7 +79,7 @@ _cached_rows = lru_cache(maxsize=1024)(_read_rows)
 
 
 @contextmanager
-def multiplied(release: Store, size: int, cluster: Cluster | None) -> Iterator[Callable[[Matrix], Matrix]]:
+def multiplied(release: Store, size: int, cluster: AnyCluster | None) -> Iterator[Callable[[Matrix], Matrix]]:
     """Yield a function that multiplies a released second moment by vectors."""
     with chosen(cluster).connected() as executor:
         yield _release_product(release, size, executor)

@@ -15,6 +15,7 @@ from tempfile import gettempdir
 from typing import NamedTuple
 
 from dpdist.core.errors import DataError, UsageError
+from dpdist.core.ingest.other_kinds import renaming
 from dpdist.core.ingest.readers.base import ChoiceRequiredError, Choices, counts_rows
 from dpdist.core.ingest.readers.source import Head
 from dpdist.core.ingest.sources import KINDS, head_at, table_at
@@ -80,7 +81,7 @@ def _decided(file: Path, said: Reading, *, ranged: bool) -> Meaning:
         return Meaning(None, unit_from(owner.column, owner.max_rows, None), head, chosen, False, owner.each_row)
     require_column(file, head.names, owner)
     if twice := repeated(head.names):
-        raise DataError(f"{file} has several columns with the same name: {listed(map(repr, twice))}. Rename them.")
+        raise DataError(f"{file} has several columns with the same name: {listed(map(repr, twice))}. {renaming(file)}")
     left_out = {head.names[place] for place in head.indexes} | set(filter(counts_rows, head.names))
     if chosen is not None:
         left_out = (left_out - set(said.columns)) | (set(head.names) - set(chosen) - {owner.column})

@@ -39,7 +39,7 @@ from dpdist.core.pipeline.clip_norm import draw_stages, require_choice
 from dpdist.core.privacy import checks
 from dpdist.core.privacy.accounting import Filter, caps_for
 from dpdist.core.privacy.guarantee import PrivacyLoss
-from dpdist.core.progress import steps
+from dpdist.core.progress import LOGGER, steps
 from dpdist.core.release import advice, stages, trusted
 from dpdist.core.release.advice import stage_words
 from dpdist.core.release.artefact import Release, open_release
@@ -49,7 +49,7 @@ from dpdist.core.release.plan import Plan, has_centre
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.release.trusted import admit, require_undeclared
 from dpdist.core.rows.table import Table
-from dpdist.core.runtime.cluster import Cluster, chosen
+from dpdist.core.runtime.cluster import AnyCluster, Cluster, chosen
 from dpdist.core.runtime.local import Computation, Executor, Secret
 from dpdist.core.storage.arrays import ROOT
 from dpdist.core.storage.store import AnyStore, store_at
@@ -99,7 +99,7 @@ def release_rows(
     request: ReleaseRequest,
     *,
     ledger: AnyLedgerAddress | None = None,
-    cluster: Cluster | None = None,
+    cluster: AnyCluster | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Outcome:
     """Publish a release.zarr: one private second moment. Repeating a request returns the same bytes at no cost.
@@ -123,11 +123,11 @@ def release_rows(
         Mechanism, privacy loss and parameters.
     ledger : str or path-like, default None
         The ledger of the budget. None: next to the rows; for rows at an address, the one recorded on this machine.
-    cluster : Cluster, default None
+    cluster : Cluster, dask.distributed.Client or cluster object, default None
         Where to compute. None: threads of this process.
     say : callable, default None
         Called with messages (str), such as that the schema already implies a clip norm that is about to be chosen
-        privately. None: no messages.
+        privately. None: the logger ``dpdist`` gets them (INFO).
 
     Returns
     -------
@@ -175,7 +175,7 @@ def release_table(
     request: ReleaseRequest,
     *,
     ledger: AnyLedgerAddress | None = None,
-    cluster: Cluster | None = None,
+    cluster: AnyCluster | None = None,
     say: Callable[[str], None] | None = None,
     review: Callable[[Plan], object] = lambda _: None,
 ) -> Outcome:
@@ -183,7 +183,7 @@ def release_table(
 
     ``review`` is called with the plan of a new release before it is charged, and may refuse it.
     """
-    cluster, store, on_message = chosen(cluster), store_at(target), say or (lambda _: None)
+    cluster, store, on_message = chosen(cluster), store_at(target), say or LOGGER.info
     account = Path() if request.for_reproduction else ledger_place(table, ledger)  # reproduction charges none
     transaction = trusted.MomentTransaction.of(request, table, absolute(account), store.absolute())
     require_summable(table, transaction.bound)
@@ -201,7 +201,7 @@ def release_table(
             _warn(transaction)
             transaction.reserve()  # refuses an id that belongs to other parameters
             trusted.publish(transaction)
-            return Outcome(open_release(store), store.address(), fresh=False)
+            return _logged(Outcome(open_release(store), store.address(), fresh=False))
         pending = transaction.state() not in {None, State.ABORTED}
         _require_possible(transaction, on_message, pending=pending)
     with cluster.connected() as executor:
@@ -220,7 +220,13 @@ def release_table(
         elif fresh:
             compute(executor, transaction, cluster, layout)
         executor.trusted(trusted.publish, transaction)
-    return Outcome(open_release(store), store.address(), fresh)
+    return _logged(Outcome(open_release(store), store.address(), fresh))
+
+
+def _logged(outcome: Outcome) -> Outcome:
+    drawn = "drawn and charged" if outcome.fresh else "made before, nothing was charged"
+    LOGGER.info(f"{outcome.path} is {outcome.release.release_id}, {outcome.release.guarantee_words()}: {drawn}.")
+    return outcome
 
 
 def _require_relation(transaction: trusted.MomentTransaction) -> None:

@@ -10,7 +10,7 @@ from dpdist.core.moment.layout import BOUND_SECONDS, MULTIPLY_SECONDS, split_tas
 from dpdist.core.pipeline import projection, stored
 from dpdist.core.pipeline.projection import StoredModel
 from dpdist.core.rows.dataset import RowsTable
-from dpdist.core.runtime.cluster import Cluster, chosen
+from dpdist.core.runtime.cluster import AnyCluster, Cluster, chosen
 from dpdist.core.runtime.local import Computation
 from dpdist.core.storage.arrays import ROOT, made_from
 from dpdist.core.storage.atomic import make_once
@@ -32,7 +32,9 @@ def scores_message(scores: AnyStore, *, fresh: bool) -> str:
     return f"{scores}: {status}. PRIVATE: scores are private rows in fewer dimensions; do not publish them."
 
 
-def project_rows(rows: AnyStore, model: AnyStore, scores: AnyStore, *, cluster: Cluster | None = None) -> ProjectedRows:
+def project_rows(
+    rows: AnyStore, model: AnyStore, scores: AnyStore, *, cluster: AnyCluster | None = None
+) -> ProjectedRows:
     """Write a scores.zarr: the rows, projected on the components of a model. Scores are private.
 
     Existing scores of the same rows, release and number of components are kept.
@@ -46,7 +48,7 @@ def project_rows(rows: AnyStore, model: AnyStore, scores: AnyStore, *, cluster: 
     scores : str or path-like
         The folder to write, or its address: (n, k) float64, or float32 of float32 rows. They are as private as
         the rows.
-    cluster : Cluster, default None
+    cluster : Cluster, dask.distributed.Client or cluster object, default None
         Where to compute. None: threads of this process.
 
     Returns

@@ -32,7 +32,7 @@ from dpdist.core.naming import parameter, step
 from dpdist.core.paths import AnyPath
 from dpdist.core.pipeline.budget import default_ledger, require_no_ledger, taken_up
 from dpdist.core.privacy.guarantee import PrivacyLoss
-from dpdist.core.progress import Progress, steps
+from dpdist.core.progress import LOGGER, Progress, steps
 from dpdist.core.rows.automatic import row_is_unit
 from dpdist.core.rows.dataset import RowsTable
 from dpdist.core.rows.draft import draft_of
@@ -40,7 +40,7 @@ from dpdist.core.rows.manifest import SOURCES
 from dpdist.core.rows.person_names import person_columns
 from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.units import Keep, unit_from
-from dpdist.core.runtime.cluster import Cluster, chosen
+from dpdist.core.runtime.cluster import AnyCluster, Cluster, chosen
 from dpdist.core.storage.arrays import attributes_of
 from dpdist.core.storage.atomic import make_once
 from dpdist.core.storage.store import AnyStore, Store, store_at
@@ -136,7 +136,7 @@ def ingest_rows(
     compress: bool = False,
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
-    cluster: Cluster | None = None,
+    cluster: AnyCluster | None = None,
 ) -> RowsTable:
     """Write a rows.zarr from files or an in-memory table, and create its ledger if there is a budget.
 
@@ -195,8 +195,8 @@ def ingest_rows(
     progress : callable, default None
         Called with the current step (str), the number of completed parts (int) and their total (int).
     say : callable, default None
-        Called with messages (str) about the interpretation of a file.
-    cluster : Cluster, default None
+        Called with messages (str) about the interpretation of a file. None: the logger ``dpdist`` gets them (INFO).
+    cluster : Cluster, dask.distributed.Client or cluster object, default None
         Where to read files. None, or one with neither a scheduler nor a number of workers: this process, in threads if
         the source has 256 MiB or more. Every worker must see source and rows at the same path. A Dask collection is
         computed on the given cluster, or on the scheduler of its owner.
@@ -235,7 +235,7 @@ def ingest_rows(
     RowsTable('rows.zarr', 4 x 3, float64, no budget)
     >>> here.cleanup()
     """
-    rows = store_at(rows)
+    rows, say = store_at(rows), say or LOGGER.info
     if not isinstance(budget, PrivacyLoss | None):
         raise UsageError("The budget is a dpdist.PrivacyLoss, such as PrivacyLoss.parse(2, 1e-6).", parameter="budget")
     meaning = schema if schema is None or isinstance(schema, Schema) else Schema.read(schema)
@@ -313,7 +313,7 @@ def register_rows(
     budget: PrivacyLoss | None = None,
     ledger: AnyLedgerAddress | None = None,
     variable: str | None = None,
-    cluster: Cluster | None = None,
+    cluster: AnyCluster | None = None,
     say: Callable[[str], None] | None = None,
 ) -> RowsTable:
     """Create a table of rows in place, without a copy, and a ledger if there is a budget.
@@ -339,10 +339,10 @@ def register_rows(
         See :func:`dpdist.ingest_rows`.
     variable : str, default None
         The array of rows, if a Zarr group contains several.
-    cluster : Cluster, default None
+    cluster : Cluster, dask.distributed.Client or cluster object, default None
         Where to read the rows. None: threads of this process.
     say : callable, default None
-        Called with messages (str) about the interpretation of the source.
+        Called with messages (str) about the interpretation of the source. None: the logger ``dpdist`` gets them.
 
     Returns
     -------
@@ -371,7 +371,7 @@ def register_rows(
     >>> dpdist.register_rows("table.parquet", "rows.zarr")  # doctest: +SKIP
     RowsTable('rows.zarr', 1797 x 64, float64, no budget)
     """
-    target = store_at(rows)
+    target, say = store_at(rows), say or LOGGER.info
     source = location_of(source)
     request = asked_of(source, variable)
     ledger = None if ledger is None else parse_address(ledger)
@@ -400,11 +400,11 @@ def _copied(name: str) -> str:
 
 def _register(
     source: SourceLocation, target: Store, request: RegisterRequest, budget: PrivacyLoss | None, cluster: Cluster,
-    say: Callable[[str], None] | None,
+    say: Callable[[str], None],
 ) -> None:  # fmt: skip
     target.require_new("rows")
     surveyed = survey(source, target, request)
-    if say is not None and (message := row_is_unit(source, surveyed.asked, _copied)):
+    if message := row_is_unit(source, surveyed.asked, _copied):
         say(message)
     identify = partial(state_folder.identity_of, place=str(target.absolute()))
     with cluster.connected() as executor:

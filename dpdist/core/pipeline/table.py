@@ -38,7 +38,7 @@ from dpdist.core.rows.automatic import whose_rows
 from dpdist.core.rows.dataset import RowsTable, open_ingested
 from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.units import Owner, Unit
-from dpdist.core.runtime.cluster import Cluster
+from dpdist.core.runtime.cluster import AnyCluster
 from dpdist.core.storage.atomic import make_once
 from dpdist.core.storage.store import AnyStore, store_at
 from dpdist.core.text import canonical, counted, listed
@@ -60,7 +60,7 @@ def rows_of_file(
     said: Reading = Reading(),  # noqa: B008 - frozen
     progress: Progress | None = None,
     say: Callable[[str], None] = lambda _: None,
-    cluster: Cluster | None = None,
+    cluster: AnyCluster | None = None,
     review: Callable[[Plan], object] = lambda _: None,
 ) -> FileRows:
     """Ingest a file next to it, with a budget of ``budget`` or of the request, and report every decision.

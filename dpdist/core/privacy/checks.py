@@ -15,9 +15,8 @@ The checks use public numbers only.
 from __future__ import annotations
 
 import math
-import warnings
 
-from dpdist.core.errors import RefusedError, WeakGuaranteeWarning
+from dpdist.core.errors import RefusedError, WeakGuaranteeWarning, warn_caller
 from dpdist.core.naming import parameter
 from dpdist.core.privacy.guarantee import ATTO, MICRO, Neighbours, PrivacyLoss
 
@@ -51,7 +50,7 @@ def cautions(loss: PrivacyLoss, neighbours: Neighbours, rows: int | None) -> tup
 def warn(loss: PrivacyLoss, neighbours: Neighbours, rows: int | None) -> None:
     """Issue each of the cautions as a :class:`dpdist.core.errors.WeakGuaranteeWarning`."""
     for message in cautions(loss, neighbours, rows):
-        warnings.warn(message, WeakGuaranteeWarning, stacklevel=3)
+        warn_caller(message, WeakGuaranteeWarning)
 
 
 def cautions_message(messages: tuple[str, ...]) -> str:

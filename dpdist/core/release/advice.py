@@ -54,14 +54,12 @@ def describe(unseen: Sequence[str], weightless: Sequence[str], ranged: Collectio
     """Return the sentences of :func:`blindly_scaled_message` for columns given by name, some of them with a range."""
     sentences = []
     if unseen:
-        scaled = "a public rule scaled it" if len(unseen) == 1 else "public rules scaled them"
-        columns = counted(len(unseen), "column")
-        remedy = "A public range in a schema shows that of values far from 0 with little variation"
+        remedy = "or (values far from 0 with little variation) a public range in a schema, or a public centre and scale"
         if set(unseen) <= set(ranged):
-            remedy = "Values at one end of a range, or beyond it, have none: see that it holds them"
+            remedy = "or a range that holds the values: at one end of it, or beyond, they have no spread"
         sentences.append(
-            f"The private scale did not see the spread of {columns}, so {scaled}: {listed(unseen)}. {remedy}; "
-            f"otherwise it takes more rows or a larger {parameter('epsilon')}."
+            f"The spread of {counted(len(unseen), 'column')} is lost in the noise, so a default scale was used: "
+            f"{listed(unseen)}. It may become visible with more rows, a larger {parameter('epsilon')}, {remedy}."
         )
     if weightless:
         sentences.append(

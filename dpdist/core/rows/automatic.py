@@ -37,7 +37,7 @@ from dpdist.core.rows.encoding import (
 )
 from dpdist.core.rows.person_names import person_columns
 from dpdist.core.rows.schema import Schema
-from dpdist.core.rows.units import Owner
+from dpdist.core.rows.units import Owner, no_column
 from dpdist.core.text import counted, listed
 
 _DATE = r"^\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([ T]\d.*)?$"
@@ -95,7 +95,7 @@ class TextColumns:
 def require_column(source: object, names: Sequence[str], owner: Owner) -> None:
     """Refuse a privacy unit that is no column of a table."""
     if owner.column is not None and owner.column not in names:
-        raise UsageError(f"{source} has no column {owner.column!r}. It has: {listed(names)}.", parameter="privacy_unit")
+        raise no_column(owner.column, names, f"{source}: ")
 
 
 def require_owner(source: object, names: Sequence[str], owner: Owner, schema: Schema | None = None) -> list[str]:

@@ -52,7 +52,7 @@ _KINDS = {
     Looks.BOOLEANS: 'kind = "boolean"  # looks like yes and no',
     Looks.DATES: f'kind = "date"  # looks like dates\n{_DATES}',
     Looks.OTHER_DATES: f'kind = "date"  # looks like dates\nformat = ""  # fill in, such as "%d.%m.%Y"\n{_DATES}',
-    Looks.NEITHER: 'kind = "ignored"  # of a type that cannot be described',
+    Looks.NEITHER: 'kind = "ignored"  # of another type; dpdist ingest says how to divide vectors and records',
 }
 _UNREAD = 'kind = "number"  # not read: correct it'
 _OWNER = 'kind = "ignored"  # named like a person, and not stored'

@@ -50,6 +50,10 @@ _PLAIN = {
 """Directives of Arrow that Python does not support."""
 _ZONE = r":\d\d.*(Z|[+-]\d\d(:?\d\d)?)$"
 """A time of day with a zone."""
+_SPELLED = (
+    (r"(:\d\d)[.,](\d{1,6})\d{0,3}", r"\1.\2"), (" ?(UTC|GMT)$", "Z"), (r" (Z|[+-]\d\d:?\d\d)$", r"\1"),
+)  # fmt: skip
+"""Spellings of the same time that Arrow does not read: nanoseconds, a decimal comma, the name of UTC, a space."""
 DIGIT = r"\p{N}"
 """Text with a digit of any script is no missing value, even if it is no number."""
 _DIGITS = re.compile(r"\d+")
@@ -426,7 +430,9 @@ def _dates(column: Column, times: Any) -> tuple[Rows, _Mask]:
 
 
 def _iso(text: Any) -> Any:
-    """Return ISO 8601 dates as UTC times; dates without a zone are UTC."""
+    """Return ISO 8601 dates as UTC times; dates without a zone are UTC, and digits below a microsecond are cut off."""
+    for pattern, replacement in _SPELLED:
+        text = pc.replace_substring_regex(text, pattern, replacement)
     zoned, none = pc.match_substring_regex(text, _ZONE), pa.scalar(None, text.type)
     if not pc.any(zoned).as_py():
         return pc.cast(text, pa.timestamp("us"))

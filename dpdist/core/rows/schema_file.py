@@ -80,7 +80,7 @@ def read_schema(kind: type[Schema], path: AnyPath) -> Schema:
         return _stored(kind, path)
     path = Path(path)
     try:
-        text = read_plain(path, _LARGEST).decode()
+        text = read_plain(path, _LARGEST).decode("utf-8-sig")
         content = tomllib.loads(text)
     except OSError as error:
         raise DataError(

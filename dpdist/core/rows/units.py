@@ -44,9 +44,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist.core.errors import DataError, UsageError
-from dpdist.core.naming import parameter
+from dpdist.core.naming import parameter, step
 from dpdist.core.privacy.persons import MOST_PERIODS
-from dpdist.core.text import counted, random_token, visible
+from dpdist.core.text import counted, listed, random_token, visible
 
 _BITS = 8
 """Bits of the hash that distributes rows to 256 files."""
@@ -60,6 +60,17 @@ _WHOLE = re.compile(r"(?P<sign>[+-]?)(?P<digits>[0-9]+)(\.0*)?")
 UNIT_BYTES = 24
 """Largest size of a row in a temporary file, in bytes."""
 Keep = Literal["first", "random"]
+
+
+def no_column(unit: str, names: Sequence[str], where: str = "") -> UsageError:
+    """Return the error for a privacy unit that is no column of a table."""
+    problem = f"{where}There is no column {unit!r}. There are: {listed(names)}."
+    if set(unit.split(",")) <= {*names}:
+        problem += (
+            ' Several columns together are a privacy unit in a schema, with kind = "privacy unit" for each of them: '
+            f"{step('schema', 'SOURCE', 'SCHEMA')} drafts one."
+        )
+    return UsageError(problem, parameter="privacy_unit")
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,10 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from importlib import import_module
 from multiprocessing import resource_tracker
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from dpdist.core.errors import DataError, UsageError
+from dpdist.core.frames import is_a
 from dpdist.core.naming import parameter
 from dpdist.core.parallel import available_cores
 from dpdist.core.progress import Progress
@@ -49,6 +50,16 @@ WORKER_ENVIRONMENT = {
 }
 """Environment of worker processes on this machine."""
 _STARTING = threading.Lock()
+
+
+class _Addressed(Protocol):
+    """A cluster object of Dask."""
+
+    scheduler_address: str
+
+
+AnyCluster: TypeAlias = "Cluster | Client | _Addressed"
+"""Where to compute, or the user's own client or cluster object of Dask."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +134,8 @@ class Cluster:
     def __post_init__(self) -> None:
         if self.scheduler is not None and not isinstance(self.scheduler, str):
             raise UsageError(
-                "scheduler is an address, such as 'tls://10.0.0.1:8786'. Pass a Dask client or a cluster object as "
-                "dpdist.Cluster(client=...)."
+                "scheduler is an address, such as 'tls://10.0.0.1:8786'. Pass a Dask client or a cluster object itself "
+                "as cluster."
             )
         choices = (self.scheduler, self.workers, self.client)
         if sum(choice is not None for choice in choices) > 1 or (
@@ -135,7 +146,7 @@ class Cluster:
                 "which its Security contains."
             )
         if self.client is not None:
-            require_client(self.client)
+            _require_client(self.client)
         if self.workers is not None and self.workers < 1:
             raise UsageError("At least one worker is needed.", parameter="workers")
         if self.scheduler is not None:
@@ -274,16 +285,16 @@ def _interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def chosen(cluster: Cluster | None) -> Cluster:
-    """Return a given cluster, or threads of this process by default."""
-    if cluster is None:
-        return Cluster()
-    if not isinstance(cluster, Cluster):
+def chosen(cluster: AnyCluster | None) -> Cluster:
+    """Return where to compute: threads of this process by default."""
+    if cluster is None or isinstance(cluster, Cluster):
+        return cluster or Cluster()
+    if not is_client(cluster):
         raise UsageError(
-            f"cluster takes a dpdist.Cluster, not a value of type {type(cluster).__name__}. Pass a Dask client or a "
-            "cluster object as dpdist.Cluster(client=...)."
+            "cluster takes a dpdist.Cluster, a dask.distributed.Client or a cluster object, such as LocalCluster(), "
+            f"not a value of type {type(cluster).__name__}. Pass the address of a scheduler as dpdist.Cluster('tls://...')."
         )
-    return cluster
+    return Cluster(client=cluster)
 
 
 @dataclass(frozen=True)
@@ -361,11 +372,22 @@ def _cure(certificates: Certificates | None) -> str:
     )
 
 
-def require_client(client: Any) -> None:
-    """Check the type of a client or a cluster object, without calling it."""
-    from distributed import Client  # noqa: PLC0415 - imported already to create the client
+def is_client(value: object) -> bool:
+    """Whether a value is a client or a cluster object of Dask, without calling it."""
+    return is_a(value, "distributed", "Client") or (hasattr(value, "scheduler_address") and not isinstance(value, type))
 
-    if isinstance(client, Client) or (hasattr(client, "scheduler_address") and not isinstance(client, type)):
+
+@contextmanager
+def computing_on(client: Client) -> Iterator[None]:
+    """Let Dask compute collections on a client, whichever is the current one."""
+    import dask  # noqa: PLC0415 - imported already to create the client
+
+    with dask.config.set(scheduler=client):
+        yield
+
+
+def _require_client(client: object) -> None:
+    if is_client(client):
         return
     raise UsageError(
         f"client takes a dask.distributed.Client or a cluster object, such as LocalCluster(), not a value of type "

@@ -188,7 +188,7 @@ def _compute(
         _compute_locally(tasks, on_task_done) if executor is None else executor.compute(tasks, on_task_done),
         lambda error_type: DataError(
             f"A task of the Dask graph failed with {error_type}. Compute the collection without dpdist to see the "
-            "error, and correct it."
+            "error (of a DataFrame: X.to_dask_array().compute()), and correct it."
         ),
     )
 

@@ -41,7 +41,7 @@ from distributed import Client, Future, KilledWorker
 from distributed.protocol import dask_deserialize, dask_serialize
 
 from dpdist.core._version import __version__
-from dpdist.core.errors import DataError, DpdistError, ResumableError
+from dpdist.core.errors import DataError, DpdistError, ResumableError, warn_caller
 from dpdist.core.parallel import fan_in, levels
 from dpdist.core.progress import Count, Progress
 from dpdist.core.runtime.checks import ClientInfo, StoredObject, guarded, require_fit, require_objects, spills
@@ -238,12 +238,11 @@ class DaskExecutor(Executor):
             answers = self._client.run(spills, on_error="return")
         if any(answer is True for answer in answers.values()):
             _warned.add(self._client)
-            warnings.warn(
+            warn_caller(
                 f"Workers of the Dask cluster at {self._client.scheduler.address} write blocks of your collection, "
                 "which are rows, to their disks when their memory is short. Start them with "
                 "distributed.worker.memory.target: false and distributed.worker.memory.spill: false in their Dask "
                 "configuration. Sums of dpdist are never written.",
-                stacklevel=2,
             )
         return bool(answers)
 

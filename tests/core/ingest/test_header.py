@@ -186,6 +186,10 @@ def cured(path: Path, header: str) -> Any:
         ("\ufeffa,b\n1,2\n", "utf-16-be", "yes", [[1, 2]]),
         ("1,5;2,5\n11,5;2,1\n12,5;2,2\n", "utf-8", "no", [[1.5, 2.5], [11.5, 2.1], [12.5, 2.2]]),
         ("sep=;\n1,5;2\n3;4\n", "utf-8", "no", [[1.5, 2], [3, 4]]),
+        ("Registry export\nDate: 2026-01-01\n\na,b\n1,2\n3,4\n", "utf-8", "yes", [[1, 2], [3, 4]]),
+        ("All of 2026\n\na;b\n1,5;2\n3,5;4\n", "utf-8", "yes", [[1.5, 2], [3.5, 4]]),
+        ("income;age\n1.234,50;42\n345;43\n", "utf-8", "yes", [[1234.5, 42], [345, 43]]),
+        ("income;age\n1,234.50;42\n345;43\n", "utf-8", "yes", [[1234.5, 42], [345, 43]]),
     ],
 )
 def test_a_dialect_has_a_cure(tmp_path: Path, text: str, code: str, header: str, wanted: list[list[float]]) -> None:

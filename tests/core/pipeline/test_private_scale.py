@@ -156,7 +156,7 @@ def test_ranges_of_the_schema_are_the_grids_and_columns_of_which_little_is_seen_
     made = release_rows(rows, tmp_path / "release.zarr", GAUSSIAN)
     found = made.release
     assert found.blindly_scaled == (("rare",), ("stamp",))
-    assert "did not see the spread of 1 column, so a public rule scaled it: rare." in made.describe()
+    assert "The spread of 1 column is lost in the noise, so a default scale was used: rare." in made.describe()
     assert "1 column had numbers beyond 2^20, and got no weight: stamp." in made.describe()
     scale = np.array(found.bound.scale)
     assert scale[1] == BEYOND
@@ -319,7 +319,7 @@ def test_a_column_of_which_nothing_was_seen_does_not_shrink_the_clip_norm(tmp_pa
     assert release.bound.clip_norm == float(f"{1.75 * 4**0.5:.4g}")  # c0, c1, c2 and c4
     with pytest.warns(ClippedRowsWarning):  # by the long values of c4
         pca = PrivatePCA.from_release(release, 1)
-    assert "did not see the spread of 2 columns" in " ".join(pca.summary().split())
+    assert "The spread of 2 columns is lost in the noise" in " ".join(pca.summary().split())
 
 
 @pytest.mark.parametrize(("name", "epsilon"), [("scaled", "40"), ("staged", "50")])

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist.core.errors import DataError, DpdistError, UsageError, quiet
+from dpdist.core.ingest.other_kinds import NESTED, dividing
 from dpdist.core.naming import parameter, step
 from dpdist.core.rows.columns import DTYPES
 from dpdist.core.rows.schema import Schema
@@ -146,7 +147,9 @@ def no_numbers(path: object, bad: Mapping[str, str], others: Sequence[str]) -> C
     columns = listed(f"{name!r} ({kind})" for name, kind in bad.items())
     ways = [only_columns(others, "leaves them out")] if len(others) > 1 else []
     advice = f"To keep them, map them to numbers with a schema: {step('schema', 'SOURCE', 'SCHEMA')} drafts one."
-    if not ways and len(bad) + len(others) > 1:  # a privacy unit is surveyed alone
+    if nested := {name: kind for name, kind in bad.items() if kind.startswith(NESTED)}:
+        advice = dividing(path, nested)
+    elif not ways and len(bad) + len(others) > 1:  # a privacy unit is surveyed alone
         advice = f"Fewer than two columns hold numbers, and a table needs two. {advice}"
     elif len(bad) == 1 and not others:
         advice = (

@@ -394,14 +394,20 @@ def require_chunks(path: Any, size: int) -> None:
         )
 
 
-def only(path: Any, arrays: Mapping[str, tuple[int, ...]], variable: str | None, noun: str) -> str:
-    """Return the name of the array of rows: the chosen or only one."""
+AS_FRAME = "Its arrays of one dimension are columns: save them as .parquet; in Python: {}.to_parquet(NEW)."
+
+
+def only(
+    path: Any, arrays: Mapping[str, tuple[int, ...]], variable: str | None, noun: str, cure: str | None = None
+) -> str:
+    """Return the name of the array of rows: the chosen or only one; ``cure`` says what to do if there is none."""
     if variable in arrays:
         return str(variable)
     if variable is None and len(arrays) == 1:
         return next(iter(arrays))
     if not arrays:
-        raise DataError(f"{path} holds no {noun} with two or more dimensions, the first being the rows. Write one.")
+        problem = f"{path} holds no {noun} with two or more dimensions, the first being the rows."
+        raise DataError(f"{problem} {cure or 'Write one.'}")
     listing = "; ".join(f"{name} {shape}" for name, shape in list(arrays.items())[:20])
     more = f"; ... ({len(arrays)} in all)" if len(arrays) > 20 else ""
     problem = f"no {noun} {variable!r}" if variable is not None else f"several {noun}s"

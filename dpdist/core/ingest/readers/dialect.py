@@ -14,6 +14,8 @@ from contextlib import suppress
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars", " ": "spaces"}
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d*|\d{1,3}(\.\d{3})+),\d+")
 _THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?")
+_BOTH = {".": re.compile(r"[+-]?\d{1,3}(\.\d{3})+,\d+"), ",": re.compile(r"[+-]?\d{1,3}(,\d{3})+\.\d+")}
+"""Numbers with both separators, by that of thousands: there is no doubt which is which."""
 _NUMBER = re.compile(r"[+-]?[\d.,]*\d[\d.,]*(e[+-]?\d+)?", re.IGNORECASE)
 _SIGNED = re.compile(r"[+-]?[$€£]? ?(\d+|[1-9]\d{0,2}(,\d{3})+)(\.\d+)? ?[%$€£]?|" + _DECIMAL_COMMA.pattern)
 
@@ -28,6 +30,7 @@ def otherwise(lines: Sequence[str]) -> str | None:
             skipped = number + 1
         elif line.strip():
             break
+    skipped = _title(lines, skipped)
     rest = [line for line in lines[skipped:] if line.strip()] or [""]
     alone = len(_cells(rest[:1], ",")[0]) < 2
     mark = next((mark for mark in _SEPARATORS if _separates(mark, rest, alone=alone)), None)
@@ -42,12 +45,12 @@ def otherwise(lines: Sequence[str]) -> str | None:
         numbers = [cell.strip() for row in cells for cell in row if _NUMBER.fullmatch(cell.strip())]
         sentences.append(f"The cells seem to be separated by {_SEPARATORS[mark]}.")
         options.append(r"sep=r'\s+'" if mark == " " else f"sep={mark!r}")
-        if any(_DECIMAL_COMMA.fullmatch(cell) and not _THOUSANDS.fullmatch(cell) for cell in numbers):
-            options.append("decimal=','")
+        options += (certain := _of_numbers(numbers))
         if all(_NUMBER.fullmatch(cell.strip()) for cell in cells[0]):
             options.append("header=None")
             header = ", header=False"
-        remark = ", and state separators of thousands or decimals (thousands=, decimal=)"
+        if not any(option.startswith("thousands") for option in certain):
+            remark = ", and state separators of thousands or decimals (thousands=, decimal=)"
     return (
         f" {' '.join(sentences)} Save it with commas between cells and points within numbers{remark}; in Python: "
         f"pandas.read_csv({', '.join(options)}).to_csv(NEW, index=False{header})."
@@ -61,6 +64,23 @@ def _cells(lines: Sequence[str], mark: str) -> Sequence[Sequence[str]]:
     with suppress(csv.Error):  # up to a cell that is too long
         rows.extend(row for row in csv.reader(lines, delimiter=mark) if row)
     return rows or [[""]]
+
+
+def _of_numbers(numbers: Sequence[str]) -> list[str]:
+    """Return the options for separators of decimals and thousands that some numbers leave no doubt of."""
+    comma = any(_DECIMAL_COMMA.fullmatch(cell) and not _THOUSANDS.fullmatch(cell) for cell in numbers)
+    thousands = [mark for mark, both in _BOTH.items() if any(map(both.fullmatch, numbers))]
+    return ["decimal=','"] * comma + [f"thousands={mark!r}" for mark in thousands]
+
+
+def _title(lines: Sequence[str], skipped: int) -> int:
+    """Return how many lines stand before a table: some of one cell, perhaps, such as the title of an export."""
+    for number, line in enumerate(lines[skipped:], skipped):
+        if len(_cells([line], ",")[0]) > 1 or any(len(_cells([line], mark)[0]) > 1 for mark in ";\t|"):
+            rest = [other for other in lines[number:] if other.strip()]
+            alike = len(rest) > 1 and all(_alike(rest[0], other) for other in rest[:-1])  # the last may be cut off
+            return number if alike and any(other.strip() for other in lines[skipped:number]) else skipped
+    return skipped
 
 
 def _alike(one: str, other: str) -> bool:

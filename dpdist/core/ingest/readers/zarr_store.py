@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import accumulate, product
@@ -25,6 +25,7 @@ from zarr.storage import FsspecStore, LocalStore, WrapperStore
 from dpdist.core.errors import DataError, RefusedError
 from dpdist.core.ingest.readers.base import AT_ONCE, MOST_LABELS, PIECE, Places, attempt, attempted, ends_of
 from dpdist.core.ingest.readers.chunked import (
+    AS_FRAME,
     Chunked,
     Layout,
     Meaning,
@@ -57,6 +58,13 @@ _CODECS = frozenset({
 """Codecs that only unpack numbers and text."""
 
 
+_FIELDS = frozenset({
+    "zarr_format", "node_type", "shape", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value", "codecs",
+    "attributes", "storage_transformers", "dimension_names", "consolidated_metadata",
+})  # fmt: skip
+"""Keys of the metadata of Zarr 3; others are extensions."""
+
+
 class _Guarded(WrapperStore[Any]):
     """A store limited to plain files, and metadata of bounded size with listed codecs."""
 
@@ -78,6 +86,8 @@ def _require_known(store: str, key: str, content: bytes) -> None:
             f"{store}: {key!r} is larger than {MOST_LABELS >> 20} MiB. Remove attributes that are not needed."
         )
     last = key.rpartition("/")[2]
+    if last == "zarr.json":
+        _require_plain_metadata(store, json.loads(content))
     # only in format 2 can a name be a file of attributes; in format 3 it is an array
     noted = ".zattrs" if last == ".zmetadata" else None
     for name in _codecs_in(json.loads(content), noted) if last in _PACKED else ():
@@ -85,6 +95,24 @@ def _require_known(store: str, key: str, content: bytes) -> None:
             raise DataError(
                 f"{store} uses the codec {str(name)[:40]!r}, which is not supported. Write it with blosc, zstd or "
                 "gzip, or without a codec."
+            )
+
+
+def _require_plain_metadata(store: str, metadata: Any) -> None:
+    """Refuse what Zarr 3 allows and this reader does not know, by its name."""
+    if not isinstance(metadata, dict) or metadata.get("zarr_format") != 3:
+        return
+    grid = metadata.get("chunk_grid")
+    if isinstance(grid, dict) and grid.get("name") == "rectilinear":
+        raise DataError(
+            f"{store} has chunks of several sizes (rectilinear). Write it with equal ones; in Python: "
+            "zarr.config.set({'array.rectilinear_chunks': True}); "
+            "zarr.save_array(NEW, zarr.open_array(FILE, mode='r')[:])."
+        )
+    for name, value in metadata.items():
+        if name not in _FIELDS and not (isinstance(value, dict) and value.get("must_understand") is False):
+            raise DataError(
+                f"{store} uses the extension {name[:40]!r} of Zarr, which is not supported. Write it without."
             )
 
 
@@ -158,6 +186,20 @@ def require_foreign(path: Any, array_path: str) -> None:
 
     if attempt(path, ours):
         raise _own_store_error(f"{path}/{array_path}")
+
+
+def _apart(members: Mapping[str, Any]) -> str | None:
+    """Return how to join arrays of one dimension, which are columns, to a table; None if there are none."""
+    columns = [array for array in members.values() if isinstance(array, zarr.Array) and array.ndim == 1]
+    if len(columns) < 2:
+        return None
+    named = all(
+        getattr(each.metadata, "dimension_names", None) or "_ARRAY_DIMENSIONS" in each.attrs for each in columns
+    )
+    return AS_FRAME.format("xarray.open_zarr(FILE).to_dataframe()" if named else _FRAME)
+
+
+_FRAME = "pandas.DataFrame({name: array[:] for name, array in zarr.open_group(FILE, mode='r').arrays()})"
 
 
 def _own_store_error(path: Any) -> RefusedError:
@@ -238,7 +280,7 @@ class Store(Chunked):
             raise DataError(f"{self.path} holds AnnData. Ingest one of them by itself, such as {self.path / inner[0]}.")
         if "" in arrays and self.choices.variable is None:
             return None
-        array_path = only(self.path, arrays, self.choices.variable, "array")
+        array_path = only(self.path, arrays, self.choices.variable, "array", None if arrays else _apart(members))
         require_foreign(self.path, array_path)
         return array_path
 

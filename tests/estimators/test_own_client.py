@@ -1,0 +1,226 @@
+"""Programs as people write them: their own Dask client, pipelines of scikit-learn, warnings and a log."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import pickle
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import Client
+from sklearn import config_context
+from sklearn.base import clone
+from sklearn.compose import make_column_transformer
+from sklearn.frozen import FrozenEstimator
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import (
+    FunctionTransformer,
+    MinMaxScaler,
+    Normalizer,
+    OneHotEncoder,
+    PolynomialFeatures,
+    StandardScaler,
+)
+from support.estimator_scene import CLIP, ingested, table
+
+import dpdist
+from dpdist.core.errors import BelowNoiseWarning, DataError, RefusedError, UsageError
+from dpdist.core.ledger.register import Register
+from dpdist.core.runtime.sums import DaskExecutor
+from dpdist.estimators.checked import RowsError
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:As many rows were released", "ignore::dpdist.BelowNoiseWarning"),
+    pytest.mark.usefixtures("register"),
+]
+LOSS: dict[str, Any] = {"epsilon": 1, "delta": 1e-6, "clip": CLIP, "budget_epsilon": 99}
+ON_DISK: dict[str, Any] = {"epsilon": 1, "delta": 1e-6, "clip": CLIP}
+
+
+def frame(seed: int = 0) -> pd.DataFrame:
+    random = np.random.default_rng(seed)
+    content = pd.DataFrame(random.normal(size=(4000, 3)), columns=["a", "b", "c"])
+    content["y"] = content["a"] + 0.1 * random.normal(size=4000)
+    return content
+
+
+# --- where ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_client_is_a_cluster_for_the_path_of_a_rows_zarr(tmp_path: Path, scheduler: str) -> None:
+    path = ingested(table(), tmp_path, budget="9")
+    request = dpdist.ReleaseRequest("gaussian", dpdist.PrivacyLoss.parse(1, 1e-6), clip_norm=CLIP)
+    with Client(scheduler, set_as_default=False) as client:
+        fitted = dpdist.PrivatePCA(2, cluster=client, **ON_DISK).fit(path)
+        assert dpdist.release_rows(path, tmp_path / "release.zarr", request, cluster=client).fresh is False
+        again = clone(dpdist.PrivatePCA(2, cluster=client, **ON_DISK))
+        assert again.cluster is client
+        restored = pickle.loads(pickle.dumps(fitted))  # noqa: S301 - made here
+        assert restored.cluster is None
+        assert np.array_equal(restored.components_, fitted.components_)
+        with pytest.raises(UsageError, match="cannot be sent to another process"):
+            pickle.dumps(again)
+        assert client.status == "running"  # it is the user's
+    with pytest.raises(UsageError, match=r"takes a dpdist\.Cluster, a dask\.distributed\.Client"):
+        dpdist.release_rows(path, tmp_path / "other.zarr", request, cluster=scheduler)
+
+
+def test_a_file_and_a_table_in_memory_stay_here_without_a_cluster(
+    tmp_path: Path, scheduler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Client(scheduler):  # whoever can submit to its scheduler would read all rows
+        monkeypatch.setattr(DaskExecutor, "__init__", None)
+        path = ingested(table(), tmp_path, budget="9")
+        dpdist.PrivatePCA(2, **ON_DISK).fit(path)
+        dpdist.PrivatePCA(2, **LOSS).fit(table(5))
+
+
+def test_a_collection_is_computed_by_the_given_client(scheduler: str) -> None:
+    with Client(scheduler, set_as_default=False) as client:
+        asked, rows = Mock(wraps=client.scheduler_info), da.from_array(table(), chunks=(50, 3))
+        client.scheduler_info = asked
+        dpdist.PrivatePCA(2, cluster=client, **LOSS).fit(rows)
+        assert asked.called
+        with pytest.raises(UsageError, match=r"Leave cluster out.*dask\.array"):
+            dpdist.PrivatePCA(2, cluster=client, **LOSS).fit(table(1))
+        with pytest.raises(UsageError, match=r"Pass cluster=dask\.distributed\.Client"):
+            dpdist.PrivatePCA(2, cluster=dpdist.Cluster(scheduler), **LOSS).fit(rows)
+
+
+def test_a_client_that_can_be_listened_to_is_refused(
+    tmp_path: Path, scheduler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = ingested(table(), tmp_path, budget="9")
+    with Client(scheduler) as client:
+        told = client.scheduler_info() | {"workers": {"tcp://192.0.2.1:8786": {}}}
+        monkeypatch.setattr(Client, "scheduler_info", lambda *_, **__: told)
+        monkeypatch.setattr(Client, "submit", None)
+        with pytest.raises(RefusedError, match=r"not encrypted.*pass insecure to dpdist\.Cluster"):
+            dpdist.PrivatePCA(2, cluster=client, **ON_DISK).fit(path)
+
+
+def test_lazy_scores_are_not_computed_for_a_frame() -> None:
+    rows = dd.from_pandas(frame(), npartitions=3)
+    fitted = dpdist.PrivatePCA(2, **LOSS).fit(rows)
+    with config_context(transform_output="pandas"):
+        with pytest.raises(UsageError, match=r"set_output\(transform='default'\)"):
+            fitted.transform(rows)
+        assert isinstance(fitted.transform(frame()), pd.DataFrame)
+        lazy = fitted.set_output(transform="default").transform(rows)
+    assert isinstance(lazy, da.Array)
+
+
+# --- labels -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["pandas", "dask"])
+@pytest.mark.usefixtures("silent")
+def test_the_target_is_a_column_of_the_table(kind: str) -> None:
+    rows: Any = frame() if kind == "pandas" else dd.from_pandas(frame(), npartitions=3)
+    asked = dpdist.PrivateRidge(**LOSS)
+    apart = clone(asked).fit(rows[["a", "b", "c"]], rows["y"])
+    for X, y in ((rows, "y"), (rows, rows["y"]), (rows[["a", "b", "c"]], rows[["y"]])):  # noqa: N806
+        same = clone(asked).fit(X, y)
+        assert list(same.feature_names_in_) == ["a", "b", "c"]
+        assert np.ravel(same.coef_) == pytest.approx(apart.coef_)
+    with pytest.raises(RowsError, match="named y, with other values"):
+        clone(asked).fit(rows, -rows["y"])
+    with pytest.raises(RowsError, match="no column 'z'"):
+        clone(asked).fit(rows, "z")
+
+
+def test_a_dask_target_of_other_rows_is_refused(register: Register) -> None:
+    rows = dd.from_pandas(frame(), npartitions=3)
+    other = dd.from_pandas(frame().iloc[::-1], npartitions=3, sort=False)
+    asked = dpdist.PrivateRidge(**LOSS)
+    with pytest.raises(DataError, match="other labels than that of X"):
+        asked.fit(rows[["a", "b"]], other["y"])
+    with pytest.raises(RowsError, match=r"3 partitions, and y 2"):
+        asked.fit(rows[["a", "b"]], dd.from_pandas(frame(), npartitions=2)["y"])
+    with pytest.raises(RowsError, match=r"Pass y\.compute\(\)"):
+        asked.fit(frame()[["a", "b"]], rows["y"])
+    with pytest.raises(DataError, match="other labels than that of X"):
+        dpdist.PrivateLogisticRegression(classes=[False, True], **LOSS).fit(rows[["a", "b"]], other["y"] > 0)
+    assert not register._fits
+
+
+def test_a_partition_with_columns_in_another_order_is_refused(register: Register) -> None:
+    def part(seed: int) -> pd.DataFrame:
+        return frame(seed)[list("abcy" if seed == 0 else "ycba")]
+
+    turned = dd.from_map(part, range(2), meta=frame().head(0), enforce_metadata=False)
+    for read in (dpdist.PrivatePCA(2, **LOSS).fit, partial(dpdist.ingest_rows, rows="unused.zarr")):
+        with pytest.raises(DataError, match=r"has the columns 'y', 'c', 'b', 'a'|columns of its metadata"):
+            read(turned)
+    assert not register._fits
+
+
+def test_a_scale_that_saw_no_spread_is_told() -> None:
+    far = pd.DataFrame(frame()[["a", "b"]] / 10 + 1960)
+    with pytest.warns(BelowNoiseWarning, match=r"spread of 2 columns is lost in the noise.*: a, b\..*a public centre"):
+        dpdist.PrivatePCA(1, epsilon=1, delta=1e-6, centre="none").fit(far)
+    dpdist.PrivatePCA(1, epsilon=1, delta=1e-6, clip=5, centre=[1960, 1960], scale=[0.1, 0.1], budget_epsilon=9).fit(
+        far
+    )
+
+
+# --- pipelines --------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_that_learns_from_the_rows_is_refused_before_a_private_one(register: Register) -> None:
+    private = dpdist.PrivatePCA(2, **LOSS)
+    scaled = make_column_transformer((MinMaxScaler(), [0, 1]), remainder="passthrough")
+    steps: list[Any] = [StandardScaler(), MinMaxScaler(), scaled]
+    for step in steps:
+        with pytest.raises(RefusedError, match=r"fitted to the rows without noise.*FrozenEstimator"):
+            make_pipeline(step, private).fit(table())
+        with pytest.raises(RefusedError, match="fitted to the rows without noise"):
+            make_pipeline(step, make_pipeline(private), LogisticRegression()).fit(table(), table()[:, 0] > 0)
+    assert not register._fits
+
+
+def test_a_step_that_learns_nothing_private_may_stand_before() -> None:
+    public = FrozenEstimator(StandardScaler().fit(table(7)))
+    coded = make_column_transformer((OneHotEncoder(categories=[[0, 1]], handle_unknown="ignore"), [0]))
+    steps: list[Any] = [FunctionTransformer(np.tanh), Normalizer(), PolynomialFeatures(2), public, coded, "passthrough"]
+    for step in steps:
+        make_pipeline(step, dpdist.PrivatePCA(2, name=f"s{steps.index(step)}", **LOSS)).fit(table())
+    after = make_pipeline(dpdist.PrivatePCA(2, **LOSS), StandardScaler(), LogisticRegression())
+    after.fit(table(3), table(3)[:, 0] > 0)
+
+
+# --- warnings and log -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("default::dpdist.BelowNoiseWarning")
+def test_warnings_point_at_the_line_of_the_caller() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        dpdist.PrivatePCA(3, **{**LOSS, "epsilon": 0.01, "name": "weak"}).fit(table(4))
+        line = inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]
+        make_pipeline(Normalizer(), dpdist.PrivatePCA(3, **{**LOSS, "epsilon": 0.01, "name": "weaker"})).fit(table(4))
+    lines = {(each.filename, each.lineno) for each in caught}
+    assert any(each.category is BelowNoiseWarning for each in caught)
+    assert lines == {(__file__, line), (__file__, line + 2)}
+
+
+def test_the_log_has_what_was_decided_and_charged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pd.DataFrame(table(), columns=["person", *"abcdef"]).to_csv(tmp_path / "t.csv", index=False)
+    with caplog.at_level(logging.INFO, "dpdist"):
+        dpdist.ingest_rows(tmp_path / "t.csv", tmp_path / "rows.zarr", budget=dpdist.PrivacyLoss.parse(2, 1e-6))
+        assert "named like an identifier of persons: person" in caplog.text
+        for fate in ("drawn and charged", "made before, nothing was charged"):
+            dpdist.PrivatePCA(2, **ON_DISK).fit(tmp_path / "rows.zarr")
+            assert caplog.messages[-1].endswith(f"epsilon 1, delta 1e-06 under replace-one: {fate}.")
+        dpdist.PrivatePCA(2, **LOSS).fit(table(2))
+        assert caplog.messages[-1].startswith("X was released as r-")
