@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
+from statistics import NormalDist
 
 import click
 import pytest
@@ -133,11 +134,17 @@ def test_the_conda_recipe_asks_for_what_the_package_does() -> None:
 
 
 def test_the_page_on_privacy_says_how_far_a_guess_can_become_right() -> None:
-    rows = re.findall(r"^\| ([\d.]+) \| ([\d.]+) \|$", (ROOT / "PRIVACY.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", (ROOT / "PRIVACY.md").read_text(), re.MULTILINE)
     assert len(rows) == 4
-    for epsilon, told in rows:
-        digits = len(told.partition(".")[2])
-        assert round(1 / (1 + math.exp(-float(epsilon))), digits) == float(told)
+    normal = NormalDist()
+    for epsilon, told, gaussian in rows:
+        digits, loss = len(told.partition(".")[2]), float(epsilon)
+        assert round(1 / (1 + math.exp(-loss)), digits) == float(told)
+        mu = 2 * normal.inv_cdf(float(gaussian))  # rounded up, so delta is reached or a little more
+        delta = normal.cdf(-loss / mu + mu / 2) - math.exp(loss) * normal.cdf(-loss / mu - mu / 2)
+        lower = 2 * normal.inv_cdf(float(gaussian) - 1e-4)
+        less = normal.cdf(-loss / lower + lower / 2) - math.exp(loss) * normal.cdf(-loss / lower - lower / 2)
+        assert less < 1e-6 <= delta
 
 
 def in_contents(page: Path) -> Iterator[Path]:

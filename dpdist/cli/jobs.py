@@ -19,6 +19,7 @@ from dpdist.jobs import job_file
 from dpdist.jobs import run as job_runs
 from dpdist.jobs import status as job_status
 from dpdist.jobs import text as status_report
+from dpdist.jobs.last_run import noted
 from dpdist.jobs.sections import JOB_FILE
 
 
@@ -49,7 +50,8 @@ def run(job: Path, cluster_settings: ClusterOptions, continual: int | None, dry_
         preview = job_status.preview(parsed)
         answer(as_json, preview.to_json(), status_report.preview_message(preview))
         return
-    outcome = job_runs.run(parsed, say=say, progress=BARS)
+    with noted(parsed.rows):
+        outcome = job_runs.run(parsed, say=say, progress=BARS)
     if as_json:
         click.echo(json.dumps(fields_as_json(outcome)))
     elif isinstance(outcome, job_runs.JobOutcome) and outcome.model is not None:

@@ -12,7 +12,7 @@ from dpdist.cli.output import answer, show
 from dpdist.core.errors import RefusedError, UsageError
 from dpdist.core.ledger.address import LedgerAddress
 from dpdist.core.ledger.ledger import Ledger
-from dpdist.core.ledger.state import State
+from dpdist.core.ledger.state import Record, State
 from dpdist.core.options import BudgetOptions
 from dpdist.core.pipeline.budget import create_ledger, verify_ledger
 from dpdist.core.privacy.guarantee import PrivacyLoss
@@ -83,7 +83,16 @@ def ledger_show(ledger: LedgerAddress, as_json: bool) -> None:
     for record in opened.records:
         request = f"{record.parameters['mechanism']}, {record.guarantee.loss}, {record.guarantee.neighbours}"
         part = f"; {len(record.stages)} of {record.draws} draws committed" if record.state is State.STAGED else ""
-        _show_line(record.state, f"{record.release_id}  {request}{part}")
+        _show_line(record.state, f"{record.release_id}  {request}{_periods(record)}{part}")
+        if record.path:
+            _show_line("", record.path)
+
+
+def _periods(record: Record) -> str:
+    """Return which periods a release reads, if it is of some, as the end of a sentence."""
+    if len(record.periods) < 2:
+        return "".join(f"; of {period}" for period in record.periods)
+    return f"; of {len(record.periods)} periods, {record.periods[0]} to {record.periods[-1]}"
 
 
 def _refused(opened: Ledger) -> str | None:
@@ -181,6 +190,7 @@ def _ledger_json(opened: Ledger) -> dict[str, object]:
                 "guarantee": record.guarantee.to_json(),
                 "digest": record.digest,
                 **({"periods": list(record.periods)} if record.periods else {}),
+                **({"path": record.path} if record.path else {}),
                 **({"weights": list(record.weights)} if record.weights else {}),
                 **({"stages": [draw.digest for draw in record.stages]} if record.draws > 1 else {}),
             }

@@ -90,7 +90,7 @@ def run(job: Job, *, say: Callable[[str], None]) -> PeriodicOutcome:
     except RefusedError as error:
         problems.append(error)
     if problems:
-        raise type(problems[0])(" ".join(map(str, problems)))
+        raise type(problems[0])(" ".join(dict.fromkeys(map(str, problems))))  # each once
     balance = series.ledger.balance()
     say(f"Every {'row' if job.unit is None else job.unit.column} keeps the budget of {series.table.budget}: {balance}.")
     return PeriodicOutcome(count, tuple(fresh), balance, total, model)
@@ -125,6 +125,14 @@ def _counts(
             yield count, closed
 
 
+def late(entry: Path, period: str, last: str) -> str:
+    """Return why a period before the last closed one is refused."""
+    return (
+        f"{entry} is late: its period {period} is before {last}, which is closed, and periods are closed in order. "
+        "Move its rows to a later period."
+    )
+
+
 def _close(series: Series, period: str, entry: Path, say: Callable[[str], None]) -> None:
     with series.table.store.locked():
         series.ledger.require_current()  # a stale copy does not know its closed periods
@@ -133,10 +141,7 @@ def _close(series: Series, period: str, entry: Path, say: Callable[[str], None])
             return
         last = next(reversed(closed), "")
         if period < last:
-            raise RefusedError(
-                f"{entry} is late: its period {period} is before {last}, which is closed, and periods are closed in "
-                "order. Move its rows to a later period."
-            )
+            raise RefusedError(late(entry, period, last))
         seal = ingest_period(
             series.table,
             period,

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from dpdist.core.errors import DataError, RefusedError
-from dpdist.core.ingest.periods import waiting
+from dpdist.core.ingest.periods import changes, waiting
 from dpdist.core.ingest.registered import open_rows
 from dpdist.core.ledger.balance import Balance
 from dpdist.core.ledger.ledger import Ledger
@@ -37,7 +37,9 @@ from dpdist.core.storage.arrays import made_from
 from dpdist.core.storage.atomic import require_folder
 from dpdist.core.storage.store import Store, store_at
 from dpdist.core.text import as_json, fields_as_json
+from dpdist.jobs import periodic
 from dpdist.jobs.job_file import Job
+from dpdist.jobs.last_run import LastRun, last_run
 from dpdist.jobs.run import require_same_rows
 from dpdist.jobs.series import past_horizon, require_same_unit, series_guarantee, share_of
 from dpdist.jobs.totals import TotalNoise, TotalReads, largest, total_noise, total_reads
@@ -108,9 +110,11 @@ class JobStatus:
     periods_closed: int
     last_period: str | None
     periods_waiting: tuple[str, ...]
+    entries_refused: tuple[str, ...]  # why: late, changed after its period was closed, or of a wrong name
     periods_at_most: int | None
     head: str | None  # of the journal
     noise: TotalNoise | None
+    last_run: LastRun | None  # on this machine
 
     def to_json(self) -> dict[str, object]:
         """Return JSON values."""
@@ -124,6 +128,17 @@ def new_periods(job: Job, closed: Sequence[str]) -> list[str]:
         return []
     entries, _ = waiting(job.source, closed)
     return [period for period in entries if period not in closed and (not closed or period > closed[-1])]
+
+
+def _refused_entries(job: Job, closed: Sequence[str]) -> list[str]:
+    """Return why entries of the source will not be released, as the next run says."""
+    if not job.periodic or not isinstance(job.source, Path) or not job.source.is_dir():
+        return []
+    entries, wrong = waiting(job.source, closed)
+    late = [periodic.late(entries[p], p, closed[-1]) for p in entries if closed and p not in closed and p < closed[-1]]
+    table = open_periods(job.rows) if closed else None
+    changed = [changes(table, p, entries[p]) for p in closed if p in entries] if table else []
+    return [*filter(None, changed), *late, *map(str, wrong)]
 
 
 class _NextRun:
@@ -378,7 +393,9 @@ def status_of(job: Job) -> JobStatus:
         periods_closed=len(closed),
         last_period=closed[-1] if closed else None,
         periods_waiting=tuple(new_periods(job, closed)),
+        entries_refused=tuple(_refused_entries(job, closed)),
         periods_at_most=job.plan.horizon,
         head=ledger.head if ledger else None,
         noise=total_noise(job, closed) if job.periodic else None,
+        last_run=last_run(job.rows),
     )

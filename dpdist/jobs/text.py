@@ -73,6 +73,9 @@ def status_message(status: JobStatus) -> str:
         last = f", the last {status.last_period}" if status.last_period else ""
         of = "" if status.periods_at_most is None else f" of {status.periods_at_most}"
         lines.append(("periods", f"{status.periods_closed} closed{of}{last}; waiting: {waiting}"))
+    lines += [("refused", reason) for reason in status.entries_refused]
+    if status.last_run is not None:
+        lines.append(("last run", status.last_run.described()))
     if status.noise is not None:
         noise = status.noise
         following = "the series has ended" if noise.following is None else f"{noise.following:.3g} of the next"
@@ -99,9 +102,16 @@ def textfile(status: JobStatus) -> str:
         ("periods_closed", "gauge", "Periods closed.", [("", status.periods_closed)]),
         ("refused", "gauge", "Whether the ledger refuses every new release.", [("", status.refused is not None)]),
         ("periods_waiting", "gauge", "Periods in the source that are not closed.", [("", len(status.periods_waiting))]),
+        ("entries_refused", "gauge", "Entries of the source that are refused.", [("", len(status.entries_refused))]),
     ]
+    if (last := status.last_run) is not None:
+        metrics += [
+            ("last_exit_code", "gauge", "Exit code of the last run.", [("", last.exit_code)]),
+            ("last_exit_timestamp_seconds", "gauge", "End of the last run.", [("", last.ended)]),
+            ("last_success_timestamp_seconds", "gauge", "End of the last success, or 0.", [("", last.succeeded or 0)]),
+        ]
     lines = []
     for name, kind, description, values in metrics:
         lines += [f"# HELP dpdist_{name} {description}", f"# TYPE dpdist_{name} {kind}"]
-        lines += [f'dpdist_{name}{{rows="{path}"{labels}}} {value:g}' for labels, value in values]
+        lines += [f'dpdist_{name}{{rows="{path}"{labels}}} {value:.15g}' for labels, value in values]
     return "\n".join(lines) + "\n"

@@ -161,7 +161,7 @@ def release_matrix(
     commit_once(account, release_id, lambda head: request.drawn(release_id, lattice, head, condition))
     with account.opened(release_id) as committed:
         archive.publish(committed, target)
-    account.published(release_id)
+    account.published(release_id, str(target.absolute()))
     (say or LOGGER.info)(f"{release_id} is charged to the ledger {address}: {account.balance()}.")
     return open_matrix(target)
 

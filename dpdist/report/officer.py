@@ -15,6 +15,7 @@ from dpdist.core.release.artefact import Release
 from dpdist.core.release.statement import LedgerStatement, drawn_for
 from dpdist.core.storage.store import AnyStore
 from dpdist.core.text import counted, exactly, listed
+from dpdist.report import recomputed
 from dpdist.report.page import write_page
 
 _NAMED = 30
@@ -39,7 +40,8 @@ def write(
     release: Release, path: AnyStore, *, ledger: LedgerStatement | None = None, title: str = "", author: str = ""
 ) -> None:
     """Write the page, replacing a page written by dpdist."""
-    write_page(release, path, "officer.html", title=title, author=author, questions=questions(release, ledger))
+    asked, formulas = questions(release, ledger), list(recomputed.lines(release))
+    write_page(release, path, "officer.html", title=title, author=author, questions=asked, formulas=formulas)
 
 
 def questions(release: Release, ledger: LedgerStatement | None) -> list[Question]:
@@ -116,10 +118,33 @@ def _mistakes(release: Release) -> Iterator[Answer]:
         yield Answer(True, "Centre and scale of the columns were chosen privately, too.")
     elif release.bound.centre is not None or release.bound.scale is not None:
         yield Answer(False, "Centre and scale of the columns come from public knowledge.")
-    if release.schema is not None and any(column.range or column.categories for column in release.schema.columns):
-        yield Answer(False, "Ranges and categories of the schema come from public knowledge, never from the data.")
+    for text in _declared(release):
+        yield Answer(False, f"From public knowledge, never from the data: {text}.")
     yield Answer(False, "Nothing was fitted to the rows before: no scaler, no imputation, no selection of columns.")
     yield Answer(False, "The scores and the rows stay inside. They are not protected.")
+
+
+def _declared(release: Release) -> Iterator[str]:
+    """Yield what the schema says of values, by column; all of it is published."""
+    columns = () if release.schema is None else release.schema.columns
+    for column in columns:
+        stated = []
+        if column.range is not None:
+            stated.append(f"range {' to '.join(map(_shown, column.range))}")
+        if column.bins:
+            stated.append(f"bins {', '.join(map(_shown, column.bins))}")
+        elif column.categories:
+            stated.append(f"categories {', '.join(column.categories)}")
+        if column.missing_values:
+            stated.append(f"{' and '.join(map(repr, column.missing_values))} mean missing")
+        if column.fill is not None:
+            stated.append(f"missing values count as {_shown(column.fill)}")
+        if stated:
+            yield f"{column.name}: {'; '.join(stated)}"
+
+
+def _shown(value: object) -> str:
+    return exactly(value) if isinstance(value, float) else str(value)
 
 
 def _trusted() -> Iterator[Answer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -317,3 +318,21 @@ def test_python_gets_the_same_draft_and_takes_it(folder: Path) -> None:
     memory = dpdist.private_pca(frame, epsilon=1, delta=1e-6, schema="t.schema.toml", n_components=1, say=said.append)
     assert memory.release_.names == fitted.release_.names
     assert "Each row is protected as a person." in said[-1]
+
+
+def test_a_file_in_a_read_only_folder_is_released_by_what_is_typed(
+    folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "mounted").mkdir()
+    numbers = np.random.default_rng(1).normal(size=(ROWS, 3))
+    pd.DataFrame(numbers, columns=list("abc")).to_csv("mounted/t.csv", index=False)
+    access = os.access
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: not (mode & os.W_OK and "mounted" in str(path)) and access(path, mode)
+    )
+    said = call("release", "mounted/t.csv", "r.zarr", *LOSS)
+    assert (said.code, "The folder of mounted/t.csv is not writable" in said.message) == (4, True)
+    ingest, release = re.findall(r"dpdist (ingest .*?); and release these: dpdist (release .*?), with", said.message)[0]
+    assert call(*shlex.split(ingest)).code == 0
+    assert call(*shlex.split(release.replace("RELEASE", "r.zarr")), *LOSS).code == 0
+    assert (folder / "t.ledger").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,21 @@ def test_every_scheduler_tries_again_what_was_interrupted_and_nothing_else() -> 
     assert [int(code) for code in systemd.split()] == [int(code) for code in kubernetes.split(",")] == final
     for shell, tried in (("cron/nightly", '"$code" -ne {}'), ("slurm/release.sbatch", '"$code" -eq {}')):
         assert tried.format(ResumableError.exit_code) in (CLUSTER / shell).read_text()
+
+
+def test_the_job_file_works_where_the_units_look_for_it(tmp_path: Path) -> None:
+    installed = tmp_path / "var/lib/dpdist"
+    installed.mkdir(parents=True)
+    for folder, place in (("systemd", "/var/lib/dpdist/visits.toml"), ("cron", "/var/lib/dpdist/job.toml")):
+        assert f"cluster/job.toml {place}\n" in (CLUSTER / folder / "README.md").read_text()
+        shutil.copy(CLUSTER / "job.toml", tmp_path / place[1:])
+        job = read_job(tmp_path / place[1:])
+        paths = [job.rows, job.source, job.release, job.model]
+        assert {Path(str(path)).parent for path in paths} == {installed}  # the only folder that the unit can write
+    unit = (CLUSTER / "systemd/dpdist-nightly@.service").read_text()
+    assert "dpdist run %S/dpdist/%i.toml\n" in unit
+    assert "StateDirectory=dpdist\n" in unit
+    assert "cron/nightly /var/lib/dpdist/job.toml\n" in (CLUSTER / "cron/dpdist").read_text()
 
 
 def test_shell_scripts_are_sound() -> None:

@@ -115,10 +115,11 @@ class CommitWitnessed(Struct, frozen=True, tag_field="event", tag="witnessed"):
     id: str
 
 
-class Published(Struct, frozen=True, tag_field="event", tag="published"):
-    """The committed bytes were published."""
+class Published(Struct, frozen=True, omit_defaults=True, tag_field="event", tag="published"):
+    """The committed bytes were published for the first time, at this path or address."""
 
     id: str
+    path: str = ""
 
 
 class Aborted(Struct, frozen=True, tag_field="event", tag="aborted"):

@@ -505,13 +505,13 @@ class Ledger(Witnessed):
             file.seek(0)
             yield file
 
-    def published(self, release_id: str) -> None:
-        """Record that the committed bytes were published; idempotent."""
+    def published(self, release_id: str, path: str = "") -> None:
+        """Record that the committed bytes were published, and where; idempotent."""
         with self._locked() as (view, transaction):
             record = self._existing(view, release_id)
             transaction.sweep(release_id, keep=record.blobs)
             if record.state is State.COMMITTED:
-                self._append(view, transaction, Published(release_id))
+                self._append(view, transaction, Published(release_id, path))
 
     def abort(self, release_id: str) -> bool:
         """Refund a reservation without committed draws, and fence out live attempts.

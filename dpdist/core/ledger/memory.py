@@ -140,6 +140,9 @@ class MemoryWitness:
         """Return its name, for messages."""
         return "in memory"
 
+    def elsewhere(self, ledger_id: str) -> None:
+        """Return None: it is nowhere else."""
+
     def read(self, ledger_id: str = "") -> Any:  # noqa: ARG002 - as above
         """Return the record."""
         return self._record

@@ -53,13 +53,8 @@ def _unescaped(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
-_TRANSIENT = {
-    sqlite3.SQLITE_BUSY,
-    sqlite3.SQLITE_LOCKED,
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_CANTOPEN,
-}
+_FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN}
+_TRANSIENT = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_READONLY, *_FULL}
 """Errors caused by a full disk or another process; all others mean that the file is damaged."""
 
 
@@ -132,16 +127,30 @@ class FolderStorage:
                 f"({parameter('ledger')}), or in PostgreSQL ({parameter('ledger', 'postgresql+psycopg://...')})."
             )
 
-    def _connect(self) -> sqlite3.Connection:
+    def _connect(self, mode: str = "mode=rw", begin: str = "") -> sqlite3.Connection:
         connection = sqlite3.connect(
-            f"{self._path.absolute().as_uri()}?mode=rw", uri=True, timeout=WAIT_SECONDS, isolation_level=None
+            f"{self._path.absolute().as_uri()}?{mode}", uri=True, timeout=WAIT_SECONDS, isolation_level=None
         )
         try:
             connection.execute("PRAGMA synchronous=FULL")
+            connection.execute(begin)
         except BaseException:  # not a database: Python 3.13 warns of unclosed connections
             connection.close()
             raise
         return connection
+
+    def _begun(self) -> sqlite3.Connection:
+        """Open a transaction; on a full disk, where SQLite cannot lock, one that reads and refuses to write.
+
+        All committed entries are in the database itself if its log is empty, as after every transaction that ended.
+        """
+        try:
+            return self._connect(begin="BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            log = self._path.with_name(f"{self._path.name}-wal")
+            if error.sqlite_errorcode & 0xFF not in _FULL or (log.exists() and log.stat().st_size):
+                raise
+        return self._connect("mode=ro&immutable=1", "BEGIN")
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
@@ -150,8 +159,7 @@ class FolderStorage:
             raise DataError(f"The ledger database {self._path} is missing. Restore it from a copy.")
         self._require_local()
         try:
-            with closing(self._connect()) as connection:
-                connection.execute("BEGIN IMMEDIATE")
+            with closing(self._begun()) as connection:
                 try:
                     self._require_tables_only(connection)
                     yield FolderTransaction(connection, self._folder)

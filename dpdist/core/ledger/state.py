@@ -86,6 +86,7 @@ class Record:
     witnessed: bool = False  # the witness recorded its latest commitment, so its bytes may have been given out
     draws: Draws = 1  # 2 or 3 with stages, on which the later draws depend
     weights: tuple[int, ...] = ()  # weight of each period; empty: 1
+    path: str = ""  # where it was published first; empty if not, or nowhere
 
     @property
     def charge(self) -> Charge:
@@ -294,7 +295,7 @@ class View:
                 self.witnessed = True
                 record = replace(record, witnessed=True)
             case Published():
-                record = replace(record, state=State.PUBLISHED)
+                record = replace(record, state=State.PUBLISHED, path=event.path)
             case Aborted():
                 record = replace(record, state=State.ABORTED, fence=record.fence + 1)
         self.records[event.id] = record

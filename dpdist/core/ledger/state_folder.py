@@ -32,7 +32,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -46,6 +46,7 @@ from dpdist.core.storage.atomic import replace_durably, sync
 from dpdist.core.text import canonical, random_token
 
 VARIABLE = "DPDIST_STATE_HOME"
+_INSTALLED = Path("/var/lib/dpdist/state")  # of the files in cluster/
 _POLL_SECONDS = 0.01
 _TRANSIENT = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE}
 
@@ -67,6 +68,16 @@ def state_home() -> Path:
             "The witness of the ledger needs a folder, but this user has no home directory. Set "
             f"{VARIABLE} to a private, persistent folder."
         ) from None
+
+
+def other_with(file: Path) -> Path | None:
+    """Return another usual state folder that has a file: those without the variable, or that of cron and systemd."""
+    folders = [_INSTALLED, Path(os.environ.get("XDG_STATE_HOME", ""), "dpdist")]
+    with suppress(RuntimeError, OSError):  # no home directory, or a folder of another user
+        folders.append(Path.home() / ".local" / "state" / "dpdist")
+        others = (folder for folder in folders if folder.is_absolute() and folder != state_home())
+        return next((folder for folder in others if (folder / file).is_file()), None)
+    return None
 
 
 Content = TypeVar("Content", bound=Struct)

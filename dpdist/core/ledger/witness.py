@@ -109,6 +109,10 @@ class FolderWitness:
         """Return the path of the witness of a ledger, for messages."""
         return str(self._file(ledger_id).path)
 
+    def elsewhere(self, ledger_id: str) -> Path | None:
+        """Return another usual state folder with the witness of a ledger, if any."""
+        return state_folder.other_with(Path("witness", f"{ledger_id}.json"))
+
     def read(self, ledger_id: str) -> WitnessRecord | None:
         """Return the record of a ledger, without a lock; no file is created."""
         return self._file(ledger_id).read()
@@ -156,14 +160,22 @@ class Witnessed(FoldedLedger):
     def _require_not_behind(self, record: WitnessRecord | None, view: View) -> None:
         path = self._witness.path(view.ledger_id)
         if record is None:
-            if view.had_witness:
+            if not view.had_witness:
+                return
+            elsewhere = self._witness.elsewhere(view.ledger_id)
+            if elsewhere is not None:
                 raise RefusedError(
-                    f"The witness of the ledger {self._storage} is missing: there is no file {path}. Without it, "
-                    "releases of other copies cannot be detected. Nothing was drawn. Restore the file, or mount the "
-                    f"volume that has it, and set {VARIABLE} to its state folder. If it is lost, continue with "
-                    f"{step('ledger adopt', self._storage)}, which charges the whole budget."
+                    f"The witness of the ledger {self._storage} is in {elsewhere}, the state folder of an earlier "
+                    f"command, and this one looked in {path}. Nothing was drawn. Give all commands of this ledger the "
+                    f"same state folder: export {VARIABLE}={elsewhere}"
                 )
-            return
+            raise RefusedError(
+                f"The witness of the ledger {self._storage} is missing: there is no file {path}. Without it, "
+                "releases of other copies cannot be detected. Nothing was drawn. If an earlier command ran as another "
+                f"user, or with another {VARIABLE}, set it to the state folder of that command; else restore the file, "
+                f"or mount the volume that has it. If it is lost, continue with {step('ledger adopt', self._storage)}, "
+                "which charges the whole budget."
+            )
         if record.requires_exhaustion(view):
             raise RefusedError(
                 f"The ledger {self._storage} is behind its witness {path}: another copy was charged the whole budget, "

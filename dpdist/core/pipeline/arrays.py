@@ -157,6 +157,11 @@ class ArrayTransaction(MomentTransaction):
     ledger: MemoryStorage
     won: list[Part] = field(default_factory=list)  # what was committed by this call
 
+    @property
+    def place(self) -> str:
+        """Nowhere."""
+        return ""
+
     def commit(self, drawn: Callable[[str], Iterable[bytes]]) -> None:
         """Draw and commit once."""
         if commit_once(Ledger(self.ledger), self.release_id, drawn):

@@ -9,6 +9,7 @@ The digest of the file stays in the state folder (:mod:`dpdist.core.ledger.state
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -72,6 +73,7 @@ def rows_of_file(
     first = rows_next_to(file)
     if target is not None and store_at(target).absolute() == store_at(first).absolute():
         raise UsageError(f"The rows of {file} are stored in {first}. Choose another name for the release.")
+    _require_writable(file, first, budget or request.loss)
     content, meaning = _content_of(file), _meaning(file, request, said)
     schema, unit, head = meaning.schema, meaning.unit, meaning.head
     choices = Choices(header=said.header, schema=schema)
@@ -224,6 +226,18 @@ def _left_out(meaning: Meaning) -> list[str]:
         kept = {*(names if meaning.columns is None else meaning.columns)}
         kept |= set() if meaning.unit is None else {meaning.unit.column}
     return [name for name in names if name not in kept]
+
+
+def _require_writable(file: Path, first: Path, budget: PrivacyLoss) -> None:
+    """Refuse a file in a folder that is read-only, next to which no rows can be stored."""
+    if not (first.exists() or os.access(first.absolute().parent, os.W_OK)):
+        rows = first.name
+        limits = {"budget_epsilon": f"{budget.epsilon:g}", "budget_delta": f"{budget.delta:g}"}
+        raise DataError(
+            f"The folder of {file} is not writable, and its rows would be stored there. Store them here: "
+            f"{step('ingest', file, rows, **limits)}; and release these: {step('release', rows, 'RELEASE')}, with your "
+            "other options."
+        )
 
 
 def _decisions(file: Path, table: RowsTable, ledger: LedgerAddress, meaning: Meaning, *, rows: int | None) -> str:

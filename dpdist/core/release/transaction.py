@@ -71,6 +71,11 @@ class Draw(ABC):
         """The part of the release that this is."""
         return Part.RELEASE
 
+    @property
+    def place(self) -> str:
+        """Where it is published, for the ledger; empty: nowhere."""
+        return ""
+
     def account(self) -> Ledger:
         """Open the only ledger that may be charged."""
         if self.table.ledger_id is None:
@@ -91,7 +96,7 @@ class Draw(ABC):
         with ledger.opened(self.release_id, self.part) as content:
             yield content
         if self.part is Part.RELEASE:
-            ledger.published(self.release_id)
+            ledger.published(self.release_id, self.place)
 
     def abort(self) -> None:
         """Refund the charge, if neither the release nor a stage was committed."""

@@ -88,6 +88,11 @@ class MomentTransaction(ReleaseTransaction):
         return self.plan.release_id(self.table)
 
     @property
+    def place(self) -> str:
+        """Where it is published."""
+        return str(self.target)
+
+    @property
     def parameters(self) -> dict[str, object]:
         """The parameters of the release besides the rows, as JSON values."""
         return self.plan.parameters(self.table)
