@@ -263,7 +263,7 @@ class ClippedRows:
         rows = share.get(self.clipped, self.clipped).replace("of them", "of the rows")
         cures = [f"give {listed(self.skewed)} a transform"] if self.skewed else []
         fewer = f"{parameter('clip', 'schema')} clips none" if self.ranged else "a larger clip norm clips fewer"
-        cures.append(f"{fewer}; {step('forecast')} tells the noise of both")
+        cures.append(f"{fewer}; {step('forecast')} compares the noise")
         return f"unknown: {'numbers of ' * self.beside}{rows} were clipped ({', or '.join(cures)})"
 
     @property
@@ -286,14 +286,14 @@ class ClippedRows:
         text += f", about {self.about}, as no mean was released" if self.about else ""
         text += f", {self.kept}" if self.kept else ""
         filled = (
-            ", with missing cells, if any, at the centre, which weakens correlations, slopes and differences of means"
+            ", with any missing cells set to the centre, which weakens correlations, slopes and differences of means"
         )
         text += filled if self.centring else ""
-        text += ", from the rows that have both values of a pair, as if gaps had no cause" if self.pairwise else ""
+        text += ", from the rows that have both values of a pair, as if gaps were random" if self.pairwise else ""
         text += "".join(f", {limit}" for limit in self.limits)
         if not self.dropping:
             return text
-        text += f", with rows without {listed(self.dropping)} replaced by the centre"
+        text += f", with rows that lack {listed(self.dropping)} replaced by the centre"
         return f"{text}, where all values of a category have the same share" if self.categories else text
 
 
@@ -443,8 +443,10 @@ def limits_of(columns: Sequence[Column]) -> tuple[str, ...]:
         for column in columns
         if column.missing == "fill" or (column.missing == "indicator" and not column.one_hot)
     ]
-    beyond = "with values beyond a public range, however many, at its end" if ranged else ""
-    absent = f"with missing values of {listed(filled)} at a public one, which moves means and slopes" if filled else ""
+    beyond = "with any values outside a public range set to its end" if ranged else ""
+    absent = (
+        f"with missing values of {listed(filled)} at a public value, which moves means and slopes" if filled else ""
+    )
     return tuple(filter(None, (beyond, absent)))
 
 

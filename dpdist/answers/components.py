@@ -11,9 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.sparse.linalg import ArpackError
 
-from dpdist.answers.eigen import Matrix, _solve, signed, top_eigenpairs, top_eigenpairs_of
+from dpdist.answers.eigen import Matrix, NotConvergedError, _solve, signed, top_eigenpairs, top_eigenpairs_of
 from dpdist.core.errors import BelowNoiseError, UsageError
 from dpdist.core.html import table
 from dpdist.core.naming import parameter
@@ -154,7 +153,7 @@ def _from_products(
 
     try:
         values, columns = top_eigenpairs_of(times, size, count, tolerance)
-    except ArpackError:
+    except NotConvergedError:
         raise UsageError(
             f"Lanczos did not converge: the eigenvalues of the first {count} components are too close. Ask for fewer "
             f"components ({parameter('components')})."

@@ -12,9 +12,6 @@ from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
-from scipy.linalg import eigh
-from scipy.linalg.blas import dsymv
-from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 
 from dpdist.core.errors import UsageError
 
@@ -27,8 +24,14 @@ _RESIDUAL = 1e-12
 """Largest accepted ``|A v - value v|``, relative to the norm of A."""
 
 
+class NotConvergedError(ArithmeticError):
+    """Lanczos did not converge."""
+
+
 def by_lapack(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
     """Return the top eigenvalues, ascending, and eigenvectors (columns) from a dense reduction (LAPACK's syevr)."""
+    from scipy.linalg import eigh  # noqa: PLC0415 - slow to import, and a release needs none
+
     size = matrix.shape[0]
     values, columns = eigh(matrix, subset_by_index=[size - count, size - 1])
     return values, columns
@@ -36,6 +39,8 @@ def by_lapack(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
 
 def by_lanczos(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
     """Return the top eigenvalues and eigenvectors (columns) from restarted Lanczos (ARPACK)."""
+    from scipy.linalg.blas import dsymv  # noqa: PLC0415 - as above
+
     transposed = np.ascontiguousarray(matrix).T  # BLAS does not copy it
     # products are limited by memory bandwidth; dsymv reads one triangle and takes little more than half the time
     return top_eigenpairs_of(lambda x: dsymv(1.0, transposed, np.ravel(x), lower=1), matrix.shape[0], count)
@@ -61,7 +66,7 @@ def top_eigenpairs(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
         raise UsageError(f"{count} components were requested. Ask for 1 to {size}.", parameter="components")
     pairs = None
     if size > _DENSE_LIMIT and count <= size // _LANCZOS_SHARE:
-        with suppress(ArpackError):
+        with suppress(NotConvergedError):
             pairs = by_lanczos(matrix, count)
     if pairs is None or not _solves(matrix, *pairs):
         pairs = by_lapack(matrix, count)
@@ -88,7 +93,12 @@ def top_eigenpairs_of(
     def times(vector: Matrix) -> Matrix:
         return product(vector.reshape(size, -1)).reshape(vector.shape)
 
+    from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh  # noqa: PLC0415 - as above
+
     operator = LinearOperator((size, size), matvec=times, matmat=times, dtype=np.float64)
     start = np.modf(np.arange(1, size + 1) * 0.6180339887498949)[0] - 0.5  # Weyl's sequence
-    values, columns = eigsh(operator, k=count, which="LA", v0=start, tol=tolerance)
+    try:
+        values, columns = eigsh(operator, k=count, which="LA", v0=start, tol=tolerance)
+    except ArpackError:
+        raise NotConvergedError from None
     return values, columns

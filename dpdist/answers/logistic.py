@@ -200,8 +200,8 @@ class Model:
         rows, deviation = self.held.rows, math.sqrt(self.held.precision.of_count(self.target))
         if min(share, 1 - share) * rows < _SEEN * deviation:
             raise BelowNoiseError(
-                f"Too few rows have {self.target.name}={self.target.categories[category]}, or all but too few, for the "
-                f"noise: a logistic regression takes {math.ceil(_SEEN * deviation)} of them. Use a larger epsilon or "
+                f"Too few rows have {self.target.name}={self.target.categories[category]}, or too few lack it, for the "
+                f"noise: a logistic regression takes {math.ceil(_SEEN * deviation)} of each. Use a larger epsilon or "
                 "more rows."
             )
         c = self.with_target @ direction

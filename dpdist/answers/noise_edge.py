@@ -122,10 +122,10 @@ class NoiseLaw:
         largest = min(1 / math.sqrt(self.variance), *(0.999999 * part.pole for _, part in self.parts))
         if self.slope(largest) <= 0:
             return largest
-        from scipy.optimize import brentq  # noqa: PLC0415 - slow to import, rarely used
-
-        share: float = brentq(lambda x: self.slope(x * largest) * (x * largest) ** 2, 1e-3, 1, xtol=1e-15)
-        return share * largest
+        low, high = 1e-3 * largest, largest  # bisected, as importing SciPy's optimisers takes a third of a second
+        while (middle := (low + high) / 2) not in {low, high}:
+            low, high = (middle, high) if self.slope(middle) < 0 else (low, middle)
+        return high
 
     def nonlinearity(self, pull: float) -> tuple[float, float]:
         """Return ``R(g)/(g R'(0))`` and ``R'(g)/R'(0)`` at ``g sqrt(v) = pull``: 1 for a semicircle, else larger."""

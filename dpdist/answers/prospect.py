@@ -66,7 +66,7 @@ class Prospect:
         parts = []
         if self.seen is not None:
             hold = "1 direction holds" if self.directions == 1 else f"{self.directions} directions hold"
-            ratio = f", as {' : '.join(map(str, _RATIO[-self.directions :]))}" if self.directions > 1 else ""
+            ratio = f", in ratio {' : '.join(map(str, _RATIO[-self.directions :]))}" if self.directions > 1 else ""
             parts.append(f"If {hold} half of the variance{ratio}, {self.seen or 'none'} will show")
         if self.cells is not None:
             low, high = self.cells
@@ -82,7 +82,7 @@ class Prospect:
         if self.cells is not None and not self.tested:
             added += (
                 " Numbers may be clipped: means are then those of clipped rows, which may be far from the means of the "
-                f"rows if a column is skewed, and get no test. {parameter('clip', 'schema')} clips none in a range."
+                f"rows if a column is skewed, and get no test. {parameter('clip', 'schema')} clips none, given ranges."
             )
         added += "".join(f" No table of {name} will be held: {reason}." for name, reason in self.left_out.items())
         return f"Forecast: {text[0].lower()}{text[1:]}.{added}" if text else added.lstrip()

@@ -25,7 +25,7 @@ def transforms(release: Release) -> dict[str, list[str]]:
 def skewed_message(release: Release) -> str:
     """Return a sentence about skewed columns with the line to write; empty without any."""
     sentences = [
-        f"{listed(names)}: skewed, so few rows determine means and slopes, and are clipped. In a schema, "
+        f"{listed(names)}: skewed, so a few rows determine means and slopes, and are clipped. In a schema, "
         f'transform = "{word}" '
         f"below {'its column' if len(names) == 1 else 'each of these columns'} takes the "
         f"{'logarithm' if word == 'log' else 'hyperbolic arcsine'} of each number."

@@ -149,7 +149,7 @@ def demo_command(directory: Path) -> None:
     show(f"{target}: their private moment, at epsilon 1 and delta 1e-6{again}.")
     show(components_text.brief(correlation(release, None), release))
     held = variables(release)
-    show("What goes with churned, from 0 (nothing) to 1 (it decides):")
+    show("What goes with churned, from 0 (not at all) to 1 (fully):")
     strengths = [(each.second, each.strength) for each in relations(held, "churned")]
     for name, strength in strengths[:_ASKED]:
         if strength is not None:

@@ -152,7 +152,7 @@ def forecast_command(
     spectrum: str | None, norms: str | None, max_rows: int | None, max_periods: int | None, plot: Path | None,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Forecast the release that the same words make: its noise, and the components and counts above it. Free.
+    """Forecast the release that the same options would make: its noise, and the components and counts above it. Free.
 
     TABLE is a file, or a rows.zarr. It provides the number of columns, the privacy unit, and the number of rows if that
     is public. Its values are not used. Without TABLE, give --d and --n.

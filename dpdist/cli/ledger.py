@@ -130,7 +130,7 @@ def ledger_verify(ledger: LedgerAddress, releases: tuple[AnyStore, ...], as_json
     "--regardless-of-answers",
     is_flag=True,
     required=True,
-    help="State that no answer is the reason; the journal has it.",
+    help="State that no answer is the reason; the journal records it.",
 )
 @json_option
 def ledger_raise(

@@ -96,7 +96,7 @@ def ingest(
     needs_centre = table.schema is not None and table.schema.uncentred
     if longest is not None and not needs_centre and not table.together:
         value["norm"] = norm
-        message += f" By the schema no row has a norm above {longest}: --clip schema clips none. "
+        message += f" The schema's ranges limit every row to norm {longest}, so --clip schema clips nothing. "
         if table.schema is not None and not table.schema.whole().columns:  # by default the others release a mean
             message += "Add --centre private, which costs nothing, for answers about the mean."
     answer(as_json, value, message.rstrip())

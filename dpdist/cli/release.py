@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     cls=Option,
     group=EXPERT,
     is_flag=True,
-    help="Release even where no table of so many rows could show a component, a column or a count.",
+    help="Release even if no table of this many rows could show a component, a column or a count.",
 )
 @ledger_option
 @partial(cluster_options, trusted=True)
@@ -141,6 +141,6 @@ def require_mean(request: ReleaseRequest, *, by_a_schema: bool) -> None:
     if not (request.centred or (by_a_schema and request.centring is None)):
         free = ", or --centre private, which costs nothing" if by_a_schema else ""
         raise UsageError(
-            "A release of a file prints correlations, which need a mean. Nothing was read or spent. Add --scale "
+            "A release of a file prints correlations, which need a mean. No budget was spent. Add --scale "
             f"private{free}; or ingest the file, and release its rows without a mean."
         )

@@ -120,7 +120,7 @@ def private_pca(
     >>> size = random.normal(size=20_000)
     >>> frame = pd.DataFrame({"height": 170 + 9 * size, "weight": 70 + 9 * size + 6 * random.normal(size=20_000)})
     >>> pca = dpdist.private_pca(frame, epsilon=1, delta=1e-6, n_components=1)  # doctest: +ELLIPSIS
-    The table: 20000 rows of 2 columns. No column is named like a person, so each row is taken for another ...
+    The table: 20000 rows of 2 columns. No column is named like a person, so each row is assumed to be a different ...
     >>> abs(pca.components_).round(1)
     array([[0.7, 0.7]])
     """
@@ -194,7 +194,7 @@ def _takes_missing(described: Schema | None, parameters: Mapping[str, Any]) -> b
     return parameters.get("clip") is None or parameters.get("scale") == "private"
 
 
-_CENTRED = "Cells without a number, if any, count as the centre of their column, which weakens its correlations. "
+_CENTRED = "Missing cells, if any, are replaced by the centre of their column, which weakens its correlations. "
 
 
 def _without_unit(schema: Schema | None) -> Schema | None:

@@ -75,7 +75,7 @@ def about_intervals(release: Release, results: Sequence[Regression]) -> str:
     plain = not results[0].ridge and results[0].components is None
     gaps = dict.fromkeys(name for places in used for name in incomplete(release, places))
     if gaps and plain:
-        about += f" There is none for the population where values of {listed(gaps)} are used, which may be missing."
+        about += f" Where {listed(gaps)} are used, there is none for the population: values may be missing."
     lengths = [clipped_rows(release, places) for places in used]
     unknown = {result.target: rows.unknown for result, rows in zip(results, lengths, strict=True)}
     if clipped := {target: why for target, why in unknown.items() if why}:
@@ -147,7 +147,7 @@ def _of_transform(result: Regression, release: Release) -> str:
             if (ends := estimate.interval)[1] - ends[0] < _TOLD and abs(estimate.value) < _TOLD
         ][:_FACTORS]
         of = f"1 + {column.name}" if not column.low else f"its distance from {exactly(column.low)}, plus 1,"
-        factors = f" exp of a coefficient is the factor of {of} for one unit: {listed(told)}." if told else ""
+        factors = f" One unit of a column multiplies {of} by exp of its coefficient: {listed(told)}." if told else ""
     if column.transform == "log" and column.low:
         back += f", {'plus' if column.low > 0 else 'minus'} {exactly(abs(column.low))},"
     return (
@@ -193,7 +193,7 @@ def shrunk(result: Regression) -> str:
     kept = least if least == most else f"{least} to {most}"
     return (
         f", SHRUNK by a ridge, which keeps {kept} of the slope of a column that is unrelated to the others; of related "
-        "ones, as categories of one variable are, it may keep less, or more than all"
+        "ones, such as categories of one variable, it may keep less, or more than the whole"
     )
 
 
@@ -215,7 +215,7 @@ def _ridge(result: Regression) -> str:
         reference += f"Means by one category need no ridge ({step('relate', 'RELEASE', 'NUMBER', 'CATEGORY')}). "
     text = (
         f"{reference}The ridge is {result.ridge:.6g}, added to the sum of squares of each column. All "
-        "intervals apply to the regression with it, which shrinks coefficients to 0, and divides them among correlated "
+        "intervals apply to the regression with it, which shrinks coefficients to 0, and shares them among correlated "
         "columns. There is no interval for a population."
     )
     below = len(result.names) - result.seen

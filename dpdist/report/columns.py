@@ -192,7 +192,7 @@ def _notes(held: Variables, rows: ClippedRows, hidden: int) -> Iterator[str]:
     yield (
         f"{'Shares, means and standard deviations are' if numbers else 'Shares are'} "
         f"{replace(rows, pairwise=False).describe()}: rows of this table, not a population. Each interval contains the "
-        "exact number in 95 of 100 releases, with respect to the noise; a dash is below it."
+        "exact number in 95 of 100 releases, with respect to the noise; a dash marks values below it."
     )
     if numbers and rows.unknown:
         far = "Of a skewed column they may be far from these."

@@ -71,7 +71,7 @@ def count_text(result: Alignment) -> str:
     if result.counted:
         text = (
             f"{counted(result.counted, 'component')} can be distinguished from noise and from the rest of the table. "
-            "That is true of these rows: where columns are independent, a sample has such components, too."
+            "This holds for these rows: a sample of independent columns has such components, too."
         )
         for group in result.groups:
             if len(group) > 1 and group.start < len(result.eigenvalues):
@@ -258,8 +258,8 @@ def omitted(result: Correlation) -> str:
         sentences.append(f"{first}: {listed(result.references)}.")
     if below:
         sentences.append(
-            f"Not above the noise: {listed(below)}. A share is of the variance of all columns, each of which counts "
-            "once, also below the noise, but for other and missing values there; an alignment is with the component of "
+            f"Not above the noise: {listed(below)}. A share is of the variance of all columns, each counted "
+            "once, even below the noise, except other and missing values there; an alignment is with the component of "
             "the others."
         )
     return " ".join(sentences)

@@ -46,7 +46,7 @@ _LETTERS = 28
 _ADJUSTED = 0.05
 """Largest adjusted p-value of an association that is named."""
 NOTHING = (
-    "Nothing can be told from the noise of this release: no columns that rise together, and no association. A larger "
+    "Nothing stands out from the noise of this release: no columns that rise together, and no association. A larger "
     "epsilon or more rows may reveal some."
 )
 

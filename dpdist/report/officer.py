@@ -70,7 +70,7 @@ def _published(release: Release) -> Iterator[Answer]:
     for caution in release.cautions:
         yield Answer(True, caution)
     if release.unit is None:
-        yield Answer(False, "Each row is another person: no person has two rows in the table.")
+        yield Answer(False, "Each row is a different person: no person has two rows in the table.")
     else:
         yield Answer(True, f"All rows of one {release.unit.column} are protected together, {release.unit.most}.")
         yield Answer(False, f"The column {release.unit.column} identifies persons.")

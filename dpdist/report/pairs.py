@@ -63,7 +63,7 @@ def table_text(result: Crosstab, percent: str | None) -> str:
     lines = aligned(matrix)
     if max(map(len, lines)) > shutil.get_terminal_size().columns:
         lines, error = _largest(result, values, ends, percent), ""
-    parts = [title, *lines, *([wrapped(f"{error} in 95 of 100 cases, for itself.")] if error else [])]
+    parts = [title, *lines, *([wrapped(f"{error} in 95 of 100 cases, taken singly.")] if error else [])]
     parts += [wrapped(unknown)] if unknown else []
     if result.drowned and percent is None:
         parts.append(_shrunk_text(result))
@@ -89,7 +89,7 @@ def means_text(result: GroupMeans, *, clipped: bool) -> str:
         no, yes = result.variable.categories
         unit = unit_of(result.number)
         parts.append(wrapped(f"The mean of {yes} less that of {no}: {shown}{unit} ({' .. '.join(ends)})."))
-    return "\n".join([*parts, wrapped("Not held: medians, quantiles and spreads within groups.")])
+    return "\n".join([*parts, wrapped("Not in a release: medians, quantiles and spreads within groups.")])
 
 
 def _rows_of(number: Numeric) -> str:
@@ -149,7 +149,7 @@ def relation_text(result: Relation) -> str:
     if result.test is None:
         return f"{text} No test: {result.no_test}."
     p = p_text(result.test.p_value)
-    return f"{text} Test of independence, alone, for rows that are a sample: p {'' if p.startswith('<') else '= '}{p}."
+    return f"{text} Test of independence, unadjusted, if rows are a sample: p {'' if p.startswith('<') else '= '}{p}."
 
 
 def _merged_text(strength: Strength) -> str:
@@ -181,7 +181,7 @@ def relations_text(result: Sequence[Relation], name: str | None) -> str:
     tests = sum(each.test is not None for each in result)
     parts = [*aligned(rows), *_more(len(result) - len(rows) + 1, "pair")]
     if tests:
-        parts.append(wrapped(f"p-values are adjusted for {counted(tests, 'test')} (Holm), for rows that are a sample."))
+        parts.append(wrapped(f"p-values are adjusted for {counted(tests, 'test')} (Holm), and assume a random sample."))
     if any(each.strength is not None and each.strength.merged for each in result[:_SHOWN]):
         parts.append(wrapped(_MERGED))
     parts += [wrapped(f"No test (-): {reason}.") for reason in untested(result)]
@@ -219,7 +219,7 @@ def about_variables(held: Variables) -> str:
     """Return what answers are about, and the variables that have none."""
     text = " ".join(f"Left out: {name}, as {reason}." for name, reason in held.left_out.items())
     if held.release.schema is None:
-        text += f" Tables and means by group take a schema: {step('schema', 'SOURCE', 'SCHEMA')} drafts one."
+        text += f" Tables and means by group need a schema: {step('schema', 'SOURCE', 'SCHEMA')} drafts one."
     limits = "; ".join(v.limit for v in held.categorical.values() if v.limit)
     return " ".join(filter(None, (text, f"{limits[0].upper()}{limits[1:]}." if limits else "")))
 
@@ -265,7 +265,7 @@ def _shrunk_text(result: Crosstab) -> str:
         (_short(name), *map(count_text, row)) for name, row in zip(result.rows.categories, result.shrunk, strict=True)
     ]
     lines = aligned(shown)
-    text = "No association is seen in this noise. Shrunk towards independence, and in general closer:"
+    text = "No association is seen in this noise. Shrunk towards independence, usually closer to the exact table:"
     return "\n".join([wrapped(text), *(lines if max(map(len, lines)) <= shutil.get_terminal_size().columns else [])])
 
 

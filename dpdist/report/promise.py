@@ -71,7 +71,7 @@ def _sentence(release: Heading, guarantee: Guarantee) -> str:
         doubt = "which of two sets of rows they are" if same else "whether they are in the table"
     text = (
         f"An attacker knows {others}, and guesses {doubt}. With this release, at most "
-        f"{share_up(accuracy(guarantee))} % of such guesses are right; with a coin, 50 % are"
+        f"{share_up(accuracy(guarantee))} % of such guesses are right; by chance, 50 % are"
     )
     return f"{text}." if release.condition is None else f"{text}. This holds if {release.condition}."
 

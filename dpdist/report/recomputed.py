@@ -34,7 +34,7 @@ def lines(release: Release) -> Iterator[str]:
     epsilon = loss.epsilon
     delta = float(ndtr(-epsilon / mu + mu / 2)) - math.exp(epsilon) * float(ndtr(-epsilon / mu - mu / 2))
     yield f"δ(ε) = Φ(-ε/mu + mu/2) - exp(ε) Φ(-ε/mu - mu/2) = {delta:.4e} at ε = {epsilon:g}; declared: {loss.delta:g}."
-    yield f"Of guesses between two neighbouring tables at most a share of Φ(mu/2) = {float(ndtr(mu / 2)):.4f} is right."
+    yield f"At most a share Φ(mu/2) = {float(ndtr(mu / 2)):.4f} of guesses between two neighbouring tables is right."
     yield (
         f"That ε = {epsilon:g} alone bounds it by 1/(1 + exp(-ε)) = {1 / (1 + math.exp(-epsilon)):.4f}; Gaussian noise "
         "with a small δ keeps it below."

@@ -87,14 +87,14 @@ def _notes(held: Variables, found: Sequence[Relation], shown: Sequence[Relation]
     if len(found) > seen:
         drowned = [f"{relation.first} and {relation.second}" for relation in found if relation.strength is None]
         few = f": {listed(drowned)}" if len(drowned) <= _NAMED else ""
-        yield f"{counted(len(drowned), 'pair')} cannot be told, below the noise or too large to be tested{few}."
+        yield f"No result for {counted(len(drowned), 'pair')}, below the noise or too large to be tested{few}."
     if shown:
         yield (
             "A strength is Cramér's V or eta, from 0 to 1, or a correlation r, from -1 to 1, without the noise; small "
             "categories are merged."
         )
     if tests := sum(relation.test is not None for relation in found):
-        yield f"p-values are adjusted for {counted(tests, 'test')} (Holm), for rows that are a sample."
+        yield f"p-values are adjusted for {counted(tests, 'test')} (Holm), and assume a random sample."
     for reason in untested(found):
         yield f"No p-value (-): {reason}." if tests else f"No tests: {reason}."
     if about := about_variables(held):
@@ -131,7 +131,7 @@ def _pair(held: Variables, found: Relation, possible: Feasible | None) -> Pair |
     reach, released = result.reach, "Each count"
     if possible is not None:
         result = result.with_counts(possible.table(found.first, found.second))
-        released = "Counts are those of the nearest tables that rows can have; relation that was released"
+        released = "Counts are those of the nearest tables that rows can have; each released count"
     shares, few = known_shares(result, "rows")
     heads: Cells = (escape(found.first), *map(brief_name, result.columns.categories))
     rows: list[Cells] = [
@@ -141,7 +141,7 @@ def _pair(held: Variables, found: Relation, possible: Feasible | None) -> Pair |
         )
         for name, own, percents in zip(result.rows.categories, result.estimates, shares.estimates, strict=True)
     ]
-    note = f"Rows, and percent of relation line. {released} is within {reach} of the exact one in 95 of 100 cases. "
+    note = f"Rows, and percent of each line. {released} is within {reach} of the exact one in 95 of 100 cases. "
     note += " ".join(filter(None, (few_text(few), relation_text(found))))
     return Pair(title, Table(heads, rows), note)
 

@@ -116,7 +116,7 @@ def test_every_answer_tells_the_interval_and_what_is_unknown(
                     ("pca", "r.zarr", "c.zarr", "--correlation")):  # fmt: skip
         told = " ".join(call(*command).out.split())
         assert f"clipped to norm 2.475 ({low} to {high}% of them)" in told, told
-        cures = "(give spend a transform, or a larger clip norm clips fewer; dpdist forecast tells the noise of both)"
+        cures = "(give spend a transform, or a larger clip norm clips fewer; dpdist forecast compares the noise)"
         assert f"unknown: numbers of {low} to {high}% of the rows were clipped {cures}" in told, told
     ranged = [replace(columns[0], range=(0, 10**6)), *columns[1:]]
     dpdist.ingest_rows("t.parquet", "u.zarr", budget=LOSS, schema=Schema(ranged, scale="range"))
@@ -153,8 +153,8 @@ def test_answers_say_what_the_schema_did_to_values_and_why_the_population_is_mis
         return " ".join(said.out.split())
 
     text = told("--target", "income", "--on", "age")
-    assert "with values beyond a public range, however many, at its end" in text
-    assert "with missing values of income at a public one, which moves means and slopes" in text
+    assert "with any values outside a public range set to its end" in text
+    assert "with missing values of income at a public value, which moves means and slopes" in text
     assert "There is none for the population where values of income are used, which may be missing." in text
     text = told("--target", "age,income", "--on", "member")
     assert "rows are independent draws from it" in text

@@ -114,7 +114,7 @@ def test_gaps_taken_at_the_centre_shrink_covariances_and_the_answer_says_which(
     rows: Path, tmp_path: Path, call: Call
 ) -> None:
     release = released(rows, "said", "50")
-    words = "from the rows that have both values of a pair, as if gaps had no cause"
+    words = "from the rows that have both values of a pair, as if gaps were random"
     assert words in clipped_rows(release).describe()
     assert words not in clipped_rows(release).filled.describe()
     path = str(tmp_path / "said.release.zarr")

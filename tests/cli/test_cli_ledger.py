@@ -155,4 +155,4 @@ def test_a_restored_backup_is_refused_until_it_has_adopted_what_it_misses(here: 
     assert call(*RELEASE, "--id", "census").code == 0
     assert tree(here / "release.zarr") == before
     said = call("ledger", "verify", "rows.ledger", "--release", "release.zarr")
-    assert (said.code, "Guarantee: all charges together keep the budget" in said.told) == (0, True)
+    assert (said.code, "Guarantee: all charges together stay within the budget" in said.told) == (0, True)

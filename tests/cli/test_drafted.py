@@ -147,8 +147,8 @@ def test_a_draft_replaces_nothing_and_stands_in_the_working_folder_if_need_be(fo
     (folder / "t.schema.toml").unlink()
     (folder / "t.schema.toml").symlink_to(folder / "gone")
     said = call("release", "in/t.csv", "r.zarr", *LOSS)
-    assert (said.code, "no draft of one could be written" in said.message) == (4, True)
-    with pytest.raises(DataError, match=r"dates.*no draft of one could be written"):
+    assert (said.code, "its draft could not be written" in said.message) == (4, True)
+    with pytest.raises(DataError, match=r"dates.*its draft could not be written"):
         dpdist.private_pca("in/t.csv", epsilon=1, delta=1e-6)
 
 

@@ -50,9 +50,10 @@ def test_one_command_publishes_prints_components_and_is_free_again(folder: Path,
     assert (said.code, said.json["fresh"], said.json["n"]) == (0, True, ROWS)
     assert said.json["shares"][0] == pytest.approx(0.48, abs=0.05)
     for decision in (
-        "t.csv: 4000 rows of 4 columns.", "No column is named like a person, so each row is taken for another person.",
+        "t.csv: 4000 rows of 4 columns.",
+        "No column is named like a person, so each row is assumed to be a different person.",
         "epsilon 1, delta 1e-06, in t.ledger.",
-        "Cells without a number, if any, count as the centre of their column, which weakens its correlations.",
+        "Missing cells, if any, are replaced by the centre of their column, which weakens its correlations.",
     ):  # fmt: skip
         assert decision in said.told
     before = tree(folder / "r.zarr")
@@ -347,7 +348,7 @@ def test_python_has_the_same_in_one_call(folder: Path) -> None:
     with pytest.raises(UsageError, match="named like an identifier of persons: user_id"):
         dpdist.private_pca(frame.assign(user_id=1), epsilon=1)
     with pytest.raises(
-        DataError, match=r"2 columns are not of numbers.*: 'w', 'mixed'.*Then pass schema='table.schema.toml'"
+        DataError, match=r"2 columns are not numeric.*: 'w', 'mixed'.*Then pass schema='table.schema.toml'"
     ):
         dpdist.private_pca(frame.assign(w="word", mixed=[1, "1,5"] * (ROWS // 2)), epsilon=1)
     with pytest.raises(UsageError, match="leave max_rows out"):

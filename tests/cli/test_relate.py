@@ -122,7 +122,7 @@ def test_means_come_with_their_difference_and_numbers_with_a_slope(frame: pd.Dat
     value, low, high = map(float, found.groups())
     reach = (high - low) / 2
     assert abs(value - (means["yes"] - means["no"])) < 2.5 * reach
-    assert "Not held: medians, quantiles and spreads within groups." in told
+    assert "Not in a release: medians, quantiles and spreads within groups." in told
     differences = call("relate", "r.zarr", "income", "region", "--json").json["differences"]
     assert [(each["of"], each["less"]) for each in differences] == [
         ("south", "north"), ("east", "north"), ("east", "south"),

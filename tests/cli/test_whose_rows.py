@@ -69,7 +69,7 @@ def test_a_schema_without_a_privacy_unit_is_asked_about_its_columns_too(folder: 
 def test_a_table_without_such_a_name_is_told_what_is_assumed(folder: Path, call: Call) -> None:  # noqa: ARG001
     frame().to_parquet("t.parquet")
     said = call("release", "t.parquet", "r.zarr", *LOSS)
-    assert "No column is named like a person, so each row is taken for another person." in said.told
+    assert "No column is named like a person, so each row is assumed to be a different person." in said.told
     decisions: list[str] = []
     dpdist.private_pca(frame(), epsilon=1, delta=1e-6, say=decisions.append)
     assert "No column is named like a person" in decisions[0]

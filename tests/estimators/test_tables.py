@@ -285,7 +285,7 @@ def test_gaps_at_the_centre_are_told_of_rows_in_memory(tmp_path: Path) -> None:
     asked: dict[str, Any] = {"epsilon": 9, "delta": 1e-6, "budget": dpdist.Budget(90, "1e-4")}
     made = dpdist.PrivateCovariance(missing="centre", release=tmp_path / "r.zarr", **asked).fit(rows)
     for release in (made.release_, dpdist.open_release(tmp_path / "r.zarr")):
-        assert "with missing cells, if any, at the centre, which weakens" in clipped_rows(release).describe()
+        assert "with any missing cells set to the centre, which weakens" in clipped_rows(release).describe()
         assert regressions(release, [1], [0])[0].coefficients[0].population_interval is None
     complete = dpdist.PrivateCovariance(**asked).fit(rows[~np.isnan(rows[:, 0])])
     assert complete.release_.schema is None

@@ -26,7 +26,7 @@ COLUMNS, CHUNKS, CHUNK_ROWS = 72, 8, 40
 ROWS = CHUNKS * CHUNK_ROWS - 4
 CLIP, BITS = 2048.0, 24
 FAILURE = 1e-9
-"""Probability with which a sound release is taken for a wrong sum."""
+"""Probability with which a sound release is assumed to be a wrong sum."""
 MOVED = 2**26
 """Squared steps: six deviations, or more, of what rounding moves the first row of the moment by."""
 _PLANTED = 3

@@ -44,8 +44,8 @@ class Balance:
             return "all charges together exceed the budget"
         if self.exhausted:
             stated = "" if self.condition is None else f" if {self.condition}"
-            return f"the charges here keep the budget{stated}; releases of other copies are unknown"
-        sentence = "all charges together keep the budget"
+            return f"the charges here stay within the budget{stated}; releases of other copies are unknown"
+        sentence = "all charges together stay within the budget"
         if self.condition is not None:
             return f"{sentence} if {self.condition}"
         return f"{sentence}, even if each release is chosen from earlier answers"
@@ -152,7 +152,7 @@ def raising(view: View, charge: Charge, location: str) -> str:
         **({"budget_delta": str(Decimal(larger.delta_atto).scaleb(-18).normalize())} if larger.delta_atto else {}),
         regardless_of_answers="",
     )  # fmt: skip
-    return f" If no answer is the reason, the budget can be raised: {line}."
+    return f" You may raise the budget, but only for a reason unrelated to any answer: {line}."
 
 
 def charge_of(guarantee: Guarantee, periods: tuple[str, ...], weights: Mapping[str, int]) -> Charge:
@@ -248,7 +248,7 @@ def raised(view: View, budget: PrivacyLoss, charge: Charge | None = None) -> Rai
     if not all(trial.book(str(number), each) for number, each in enumerate(every)):
         return None
     before, after = view.with_spent(view.declared), view.with_spent(budget)
-    condition = f"the budget was raised from {before} to {after} for another reason than the answers"
+    condition = f"the budget was raised from {before} to {after} for a reason other than the answers"
     if view.condition is not None:
         condition = f"{view.condition}, and {condition}"
     return Raised(budget.to_json(), tuple(cap.to_json() for cap in caps), condition)

@@ -25,7 +25,7 @@ would give the id a second price, unknown to copies of the ledger.) The paramete
 so none can depend on a stage.
 
 Charges stay below caps that are fixed with the first charge, in the same transaction, and never change. Then all
-releases together keep the budget, even if each is chosen from earlier answers (theorem:
+releases together stay within the budget, even if each is chosen from earlier answers (theorem:
 :mod:`dpdist.core.privacy.profile`; caps: :mod:`dpdist.core.privacy.accounting`).
 
 The budget is for one neighbouring relation, that of the first release: losses under different relations cannot be

@@ -129,7 +129,7 @@ def drafted(file: Path, needed: SchemaNeededError) -> SchemaNeededError:
             break
     else:
         raise SchemaNeededError(
-            f"{needed} A schema says it, and no draft of one could be written to {path}: change to a folder that you "
+            f"{needed} A schema must say it, but its draft could not be written to {path}: change to a folder that you "
             "can write to, and repeat the command. No budget was spent.",
             needed.draft,
         )

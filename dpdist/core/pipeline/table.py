@@ -256,6 +256,6 @@ def _decisions(file: Path, table: RowsTable, ledger: LedgerAddress, meaning: Mea
         sentences.append(f"Words between the numbers of {listed(meaning.mixed)} count as missing")
     if schema is not None and len(schema.centring) > len(schema.pairwise):
         sentences.append(
-            "Cells without a number, if any, count as the centre of their column, which weakens its correlations"
+            "Missing cells, if any, are replaced by the centre of their column, which weakens its correlations"
         )
     return ". ".join(sentences) + "."

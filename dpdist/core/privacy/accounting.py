@@ -3,7 +3,7 @@
 :func:`gaussian_sigma` calibrates one Gaussian release. A :class:`Filter` is the account of several: its caps are fixed
 before the first answer (:func:`caps_for`), and a release is charged if the sums stay within one cap set. The theorem in
 :mod:`dpdist.core.privacy.profile` covers every analyst who chooses requests from earlier answers. It proves that all
-charges together keep the budget. No smaller loss is proved or claimed for adaptive requests in the meantime.
+charges together stay within the budget. No smaller loss is proved or claimed for adaptive requests in the meantime.
 :func:`composed_epsilon_micro` computes the loss of requests that were fixed beforehand.
 
 The Gaussian profile is computed with 60 decimal digits, so the cancellation of its two nearly equal terms is harmless
@@ -164,7 +164,7 @@ def caps_for(budget: PrivacyLoss, first: Guarantee | None = None) -> tuple[CapSe
 
 
 def certified(caps: Iterable[CapSet], budget: PrivacyLoss) -> bool:
-    """Whether caps keep the budget: the deltas of all sets, at its epsilon, add up to at most its delta."""
+    """Whether caps stay within the budget: the deltas of all sets, at its epsilon, add up to at most its delta."""
     sets = list(caps)
     if any(cap_set.epsilon_micro > budget.epsilon_micro for cap_set in sets):
         return False

@@ -110,7 +110,7 @@ def require_owner(source: object, names: Sequence[str], owner: Owner, schema: Sc
             "person are kept, and protected together. If no person has two, give "
             f"{parameter('each_row_is_a_person')}"
             + (
-                ": such columns are then left out, and a schema keeps one that names no persons."
+                ": such columns are then left out; to keep one that names no persons, use a schema."
                 if schema is None
                 else ", or write each_row_is_a_person = true in the schema."
             )
@@ -129,7 +129,7 @@ def whose_rows(owner: Owner) -> str:
         return f"All rows of one {owner.column} are protected together"
     if owner.each_row:
         return "Each row is protected as a person"
-    return "No column is named like a person, so each row is taken for another person"
+    return "No column is named like a person, so each row is assumed to be a different person"
 
 
 def in_schema(name: str) -> str:
@@ -171,7 +171,7 @@ def schema_of_numbers(
     if unknown:
         mixed = [n for n, look in described.items() if look == Looks.MIXED]
         raise SchemaNeededError(
-            f"{source}: {_are(len(unknown), 'column')} not of numbers, and only you know what they are: "
+            f"{source}: {_are(len(unknown), 'column')} not numeric, and only you know what they mean: "
             f"{_by_look([*unknown, *mixed], looks)}.{_asking(owners, owner)}",
             draft_of(source, looks, owners, left_out, owner=owner, ranged=ranged),
         )

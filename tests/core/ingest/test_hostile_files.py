@@ -1,4 +1,4 @@
-"""Crafted files: none has another file published, fills a disk or the memory, or is taken for something else."""
+"""Crafted files: none has another file published, fills a disk or the memory, or is assumed to be something else."""
 
 from __future__ import annotations
 

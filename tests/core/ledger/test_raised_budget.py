@@ -40,7 +40,7 @@ def test_a_raised_budget_is_that_of_a_ledger_declared_so_with_a_condition(ledger
         charged(ledger, "two", second)
     balance = ledger.raise_budget(LARGE)
     assert balance.budget == LARGE
-    assert balance.promise.startswith("all charges together keep the budget if the budget was raised from epsilon 1,")
+    assert balance.promise.startswith("all charges together stay within the budget if the budget was raised from")
     assert ledger.caps == caps_for(LARGE, first)
     assert certified(ledger.caps, LARGE)
     charged(ledger, "two", second)
@@ -116,7 +116,9 @@ def test_the_condition_outlives_the_witness(ledger: Ledger, state: Path) -> None
     ledger.raise_budget(LARGE)
     shutil.rmtree(state)
     ledger.adopt()
-    assert re.search(r"keep the budget if the budget was raised .*; releases of other copies", ledger.balance().promise)
+    assert re.search(
+        r"within the budget if the budget was raised .*; releases of other copies", ledger.balance().promise
+    )
 
 
 def test_the_line_of_a_refusal_works_as_typed_and_releases_repeat_the_condition(
@@ -137,5 +139,5 @@ def test_the_line_of_a_refusal_works_as_typed_and_releases_repeat_the_condition(
     assert call(*words).code == 0
     assert call("release", "t.npy", "two.zarr", "--epsilon", "2", *loss).code == 0
     shown = call("inspect", "two.zarr").out
-    assert "for another reason than the answers" in " ".join(shown.split())
+    assert "for a reason other than the answers" in " ".join(shown.split())
     assert call("ledger", "verify", "t.ledger", "--release", "one.zarr", "--release", "two.zarr").code == 0

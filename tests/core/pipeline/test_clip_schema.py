@@ -112,7 +112,7 @@ RELEASE = ("--epsilon", "1", "--delta", "1e-6")
 
 def test_ingest_advises_the_word_and_the_counts_are_right_as_typed(table: pd.DataFrame, call: Call) -> None:
     said = call(*INGEST)
-    assert "By the schema no row has a norm above 1.415: --clip schema clips none." in said.out
+    assert "The schema's ranges limit every row to norm 1.415: --clip schema clips none." in said.out
     assert "--centre private" not in said.out
     about_zero = ("--clip", "schema", "--centre", "none")
     made = call("release", "rows.zarr", "release.zarr", *RELEASE, *about_zero)

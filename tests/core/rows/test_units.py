@@ -154,7 +154,7 @@ def test_units_that_may_be_taken_for_one_another_are_refused(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("kind", "bits"), [("float16", 11), ("float32", 24)])
 def test_units_are_refused_from_where_their_type_rounds(tmp_path: Path, kind: str, bits: int) -> None:
-    assert np.array([2**bits + 1]).astype(kind)[0] == 2**bits  # the next unit is taken for this one
+    assert np.array([2**bits + 1]).astype(kind)[0] == 2**bits  # the next unit is assumed to be this one
     source = tmp_path / "source.parquet"
 
     def written(*ids: int) -> Path:
