@@ -19,7 +19,8 @@ Progress = Callable[[str, int, int], None]
 Steps = Callable[[int, int], None]
 """The same for one step: parts done and total."""
 LOGGER = logging.getLogger("dpdist")
-"""Gets the messages of each step (level INFO), which are public, as those of the command line."""
+"""Gets the messages of each step (level INFO) that the command line prints. They are for the holder of the rows: how
+many rows an ingest left out, and whether a release was made before, is not public."""
 
 
 def steps(progress: Progress | None, label: str) -> Steps | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping, Sequence
+from copy import copy, deepcopy
 from typing import Any, ClassVar, TypedDict, TypeVar
 
 import numpy as np
@@ -19,7 +20,7 @@ from dpdist.core.options import ROWS_AT_MOST
 from dpdist.core.paths import AnyPath
 from dpdist.core.privacy.guarantee import Number
 from dpdist.core.release.artefact import Release
-from dpdist.core.runtime.cluster import AnyCluster, is_client
+from dpdist.core.runtime.cluster import AnyCluster, client_of
 
 Matrix = npt.NDArray[np.float64]
 Vector = Sequence[float] | npt.NDArray[np.number]
@@ -28,6 +29,7 @@ Centre = AnyPath | Vector | Mapping[str, Vector]
 Scale = AnyPath | Vector
 """Values of ``scale``: a keyword or file, or public numbers."""
 _SHARED_ENTRIES = "{shared}\n"
+_NOT_SAVED = "a Dask client that was not saved: pass set_params(cluster=...)"
 Estimator = TypeVar("Estimator", bound="PrivateEstimator")
 
 
@@ -179,21 +181,33 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc] # no types
         self.cluster = cluster
 
     def __getstate__(self) -> Any:
-        state = super().__getstate__()
+        state = dict(super().__getstate__())  # not the attributes themselves
         state.pop("fresh_", None)  # that the same rows were released before is not public, and a fitted estimator is
-        if is_client(self.cluster):
+        if client_of(self.cluster) is not None:
             if "release_" not in state:
                 raise UsageError(
                     "An estimator with a Dask client as cluster cannot be sent to another process. Pass "
                     "cluster=dpdist.Cluster('ADDRESS'), with the address of its scheduler."
                 )
-            state["cluster"] = None  # no file holds a connection, and a fitted estimator needs none
+            state["cluster"] = _NOT_SAVED  # so that another fit goes to no other cluster unless it is named
         return state
+
+    def __copy__(self) -> Any:
+        copied = object.__new__(type(self))
+        copied.__dict__.update(vars(self))
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Return a copy with the same client of Dask, which cannot be copied."""
+        copied = object.__new__(type(self))
+        memo |= {id(self): copied, id(self.cluster): self.cluster}
+        copied.__dict__.update(deepcopy(vars(self), memo))
+        return copied
 
     def __sklearn_clone__(self) -> Any:
         """Return a clone with the same client of Dask, which cannot be copied."""
-        unconnected = object.__new__(type(self))
-        unconnected.__dict__.update(vars(self), cluster=None)
+        unconnected = copy(self)
+        unconnected.cluster = None
         cloned = super(PrivateEstimator, unconnected).__sklearn_clone__()
         cloned.cluster = self.cluster
         return cloned

@@ -38,8 +38,6 @@ def indicators_of(y: Any, classes: tuple[Any, ...], estimator: object) -> tuple[
         raise RowsError(
             f"{type(estimator).__name__} requires y to be passed, but the target y is None. Pass the class of each row."
         )
-    if isinstance(y, str):
-        raise RowsError("y can be a name only with a schema, or for a rows.zarr. Pass the class of each row.")
     name = getattr(y, "name", None)
     name = name if isinstance(name, str) and (is_a(y, "pandas", "Series") or is_a(y, "dask", "Series")) else "y"
     if is_a(y, "dask", "Series"):

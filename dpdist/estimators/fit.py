@@ -13,7 +13,6 @@ import io
 import numbers
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -60,7 +59,7 @@ from dpdist.core.rows.columns import Column
 from dpdist.core.rows.dataset import RowsTable
 from dpdist.core.rows.schema import Schema
 from dpdist.core.runtime.checks import forbid_core_dumps
-from dpdist.core.runtime.cluster import AnyCluster, Cluster, chosen, computing_on
+from dpdist.core.runtime.cluster import AnyCluster, chosen, client_of, computing_on
 from dpdist.core.storage.store import AnyStore, Store, store_at
 from dpdist.core.triangle import Band, packed
 from dpdist.estimators.base import PrivateEstimator, Shared
@@ -173,6 +172,20 @@ def released(
     """
     forbid_core_dumps()  # this process will hold the exact total in memory
     require_nothing_learnt(estimator)
+    with computing_on(estimator.cluster):
+        return _released(estimator, data, check, components, targets, join, groups, describe)
+
+
+def _released(
+    estimator: PrivateEstimator,
+    data: object,
+    check: Callable[[ReleaseRequest, Dimensions], None],
+    components: int | None,
+    targets: Sequence[str],
+    join: Callable[[Rows], Rows] | None,
+    groups: object,
+    describe: Callable[[Sequence[str]], Schema] | None,
+) -> Release:
     request = request_of(estimator, components, targets)
     data, units = grouped(data, groups)
     path = rows_at(data)
@@ -261,36 +274,34 @@ def _from_memory(
     estimator: PrivateEstimator, rows: Rows, request: ReleaseRequest, schema: Schema | None, units: Groups | None
 ) -> tuple[Release, bool]:
     _require_memory(estimator, request, described=schema is not None)
-    client = _client(estimator.cluster, rows)
+    _require_client(estimator.cluster, rows)
     if schema is None and estimator.missing == "centre":
         schema = _of_gaps(rows.column_names)
     paying = Paying(_budget(estimator, request.loss), estimator.budget)
-    with nullcontext() if client is None else computing_on(client):
-        release, fresh = release_array(
-            rows.to_release(missing=estimator.missing == "centre", schema=schema, groups=units), request, paying,
-            target=None if estimator.release is None else store_at(estimator.release),
-            on_survey=partial(_judge, named=not request.chooses), register=REGISTER,
-        )  # fmt: skip
+    release, fresh = release_array(
+        rows.to_release(missing=estimator.missing == "centre", schema=schema, groups=units), request, paying,
+        target=None if estimator.release is None else store_at(estimator.release),
+        on_survey=partial(_judge, named=not request.chooses), register=REGISTER,
+    )  # fmt: skip
     drawn = "drawn and charged" if fresh else "made before, nothing was charged"
     LOGGER.info(f"X was released as {release.release_id}, {release.guarantee_words()}: {drawn}.")
     return release, fresh
 
 
-def _client(cluster: AnyCluster | None, rows: Rows) -> Any:
-    """Return the client that computes a Dask collection; None: where Dask would compute it, or not a collection."""
+def _require_client(cluster: AnyCluster | None, rows: Rows) -> None:
+    """Refuse a cluster that cannot compute these rows: it is for Dask collections, which a client computes."""
     if cluster is None:
-        return None
+        return
     if not rows.lazy:
         raise UsageError(
             "cluster is for the path of a rows.zarr and for Dask collections, and X is in the memory of this process, "
             "which sums it. Leave cluster out; or pass X as a collection, such as dask.array.from_array(X)."
         )
-    client = cluster.client if isinstance(cluster, Cluster) else cluster
-    if not is_a(client, "distributed", "Client"):
+    chosen(cluster)  # refuses another type
+    if not is_a(client_of(cluster), "distributed", "Client"):
         raise UsageError(
             "The blocks of a Dask collection are computed by a client. Pass cluster=dask.distributed.Client(...)."
         )
-    return client
 
 
 def _of_gaps(names: Sequence[str]) -> Schema | None:
@@ -331,18 +342,25 @@ def _budget(estimator: PrivateEstimator, loss: PrivacyLoss) -> PrivacyLoss | Non
 
 
 def _judge(total: Survey, *, named: bool) -> None:
-    """Warn of a parameter evidently taken from the data, and refuse rows that were centred. The caller holds them."""
+    """Warn of a parameter evidently taken from the data, and refuse standardised rows. The caller holds them."""
     if named and total.clipped_by_data:
         warn_caller(
             "clip equals the norm of the longest row of X, so it seems to be computed from the data, and clip is "
             "public. Choose it from public knowledge, or pass clip='private'.",
             PrivacyLeakWarning,
         )
-    if total.centred_by_data:
+    if total.standardised_by_data:
         raise RefusedError(
-            "Every column of X has mean zero, as if a scaler had subtracted the column means. Each row then depends "
-            "on all others, and the guarantee, which is about one row of X, would protect no person. Pass the raw "
-            "rows, with a public centre and scale, or with scale='private', which chooses both. Nothing was charged."
+            "Every column of X has mean zero and variance one, as after a StandardScaler. Each row then depends on all "
+            "others, and the guarantee, which is about one row of X, would protect no person. Pass the raw rows, with "
+            "a public centre and scale, or with scale='private', which chooses both. Nothing was charged."
+        )
+    if total.centred_by_data:
+        warn_caller(
+            "Every column of X has mean zero, as if the column means had been subtracted. Each row then depends on all "
+            "others, and the guarantee, which is about one row of X, protects no person. Pass the raw rows, with a "
+            "public centre or centre='private'.",
+            PrivacyLeakWarning,
         )
 
 

@@ -14,6 +14,7 @@ from dpdist.core.moment.total import draw_key
 from dpdist.core.pipeline.arrays import Groups
 from dpdist.core.rows.encoding import MISSING_WORDS
 from dpdist.core.rows.units import named_units
+from dpdist.core.runtime.cluster import computed, persisted
 from dpdist.estimators.checked import RowsError
 from dpdist.estimators.targets import require_same_labels
 
@@ -58,10 +59,10 @@ def in_one_order(data: Any, groups: Any) -> Any:
             "The rows of a Dask DataFrame may come in another order each time they are computed, so groups might be "
             "those of other rows. Pass the DataFrame as X, and the name of its column: groups='NAME'."
         )
-    return data.persist() if frame else data
+    return persisted(data) if frame else data
 
 
-def column_of(data: Any, name: str, role: str = "groups") -> tuple[Any, Any]:
+def column_of(data: Any, name: Any, role: str = "groups") -> tuple[Any, Any]:
     """Return X without a named column, and this column."""
     data = as_frame(data)
     if is_a(data, "anndata", "AnnData"):
@@ -85,6 +86,41 @@ def column_of(data: Any, name: str, role: str = "groups") -> tuple[Any, Any]:
     return data.drop(columns=[name]), data[name]
 
 
+def apart(data: Any, y: Any, groups: Any) -> tuple[Any, Any, Any]:
+    """Return X without the target, the target, and its name if ``y`` names a column of X, or is that column itself.
+
+    With groups, the rows of a Dask DataFrame are persisted before they are divided: computed twice, they may come in
+    two orders.
+    """
+    name = y if isinstance(y, str) else y.name if _is_column(data, y) else None
+    if groups is not None and is_a(data, "dask", "DataFrame"):
+        if name is None and any(is_a(y, "dask", kind) for kind in ("Series", "DataFrame", "Array")):
+            raise RowsError(
+                "With groups, y must be a column of X, as the rows of a Dask DataFrame may come in another order each "
+                "time they are computed. Pass the whole DataFrame as X, and y='NAME'."
+            )
+        data = in_one_order(data, groups)
+    return (data, y, None) if name is None else (*column_of(data, name, "y"), name)
+
+
+def _is_column(data: Any, y: Any) -> bool:
+    """Whether a Series is the column of its name of a DataFrame."""
+    kinds = [kind for kind in ("pandas", "dask") if is_a(data, kind, "DataFrame") and is_a(y, kind, "Series")]
+    if not kinds or list(data.columns).count(y.name) != 1:
+        return False
+    if kinds == ["pandas"]:
+        return bool(data[y.name].equals(y))
+    from dpdist.core.runtime.collections import token_of  # noqa: PLC0415 - optional dependency
+
+    return token_of(data[y.name]) == token_of(y)
+
+
+def without(data: Any, name: Any) -> Any:
+    """Return a DataFrame without the column that a fit took as its target, if it is there."""
+    framed = is_a(data, "pandas", "DataFrame") or is_a(data, "dask", "DataFrame")
+    return data.drop(columns=[name]) if framed and name is not None and name in list(data.columns) else data
+
+
 def groups_of(name: str, groups: Any) -> Groups:
     """Return the privacy units of rows in the order of X."""
     return Groups(name, _units(groups))
@@ -92,7 +128,7 @@ def groups_of(name: str, groups: Any) -> Groups:
 
 def _units(groups: Any) -> Any:
     """Return units as int64, or as keyed digests of names, (n,)."""
-    groups = groups.compute() if hasattr(groups, "compute") and hasattr(groups, "dask") else groups
+    groups = computed(groups) if hasattr(groups, "compute") and hasattr(groups, "dask") else groups
     if np.ma.is_masked(groups):
         raise RowsError("groups is a masked array, and lacks the unit of some rows. Give each row one.")
     values = np.asarray(groups)

@@ -35,6 +35,7 @@ from dpdist.estimators.classes import (
     require_category,
     rows_by,
 )
+from dpdist.estimators.groups import apart
 from dpdist.estimators.inputs import rows_at, rows_in_memory, set_columns, user_names
 from dpdist.estimators.targets import Targets, require_same_labels, require_same_rows, with_labels_of
 
@@ -123,6 +124,7 @@ class LinearClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
                     fits.released(self, rows, fits.require_matrix, groups=groups)
             else:
                 classes = classes_named(self.classes)
+                X, y, _ = apart(X, y, groups)  # noqa: N806 - scikit-learn's names
                 require_same_labels(X, y)
                 target, data = indicators_of(with_labels_of(X, y), classes, self)
                 names = (target,) if len(classes) == 2 else tuple(f"{target}={name}" for name in classes)

@@ -30,6 +30,7 @@ from dpdist.core.rows.draft import Looks, SchemaNeededError
 from dpdist.core.rows.encoding import UnfitError, columns_of, is_text, types_of
 from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.units import Owner, spelled
+from dpdist.core.runtime.cluster import computed, computing_on
 from dpdist.core.text import counted, listed
 from dpdist.estimators.fit import DESCRIBED, request_of
 from dpdist.estimators.groups import column_of, groups_of, in_one_order
@@ -124,7 +125,7 @@ def private_pca(
     >>> abs(pca.components_).round(1)
     array([[0.7, 0.7]])
     """
-    with naming(ESTIMATORS):
+    with naming(ESTIMATORS), computing_on(parameters.get("cluster")):
         if not callable(say):
             raise UsageError("say must be a function of a text, such as print.")
         owner = Owner(privacy_unit, max_rows, each_row_is_a_person)
@@ -229,7 +230,7 @@ def _by_unit(table: Any, owner: Owner, schema: Schema | None) -> tuple[Any, Any,
     require_table(table, "table")
     table = in_one_order(table, owner.column)
     data, groups = column_of(table, owner.column)
-    groups = groups.compute() if hasattr(groups, "dask") else groups  # of persisted rows
+    groups = computed(groups) if hasattr(groups, "dask") else groups  # of persisted rows
     if schema is not None:
         _require_units(schema, owner.column, groups)
     return data if schema is None else as_frame(table), groups_of(owner.column, groups), owner

@@ -19,7 +19,7 @@ from dpdist.answers.block import beside, column_indices
 from dpdist.answers.feasible import nearest
 from dpdist.answers.regression import Estimate, Regression, regressions
 from dpdist.core.errors import BelowNoiseError, BelowNoiseWarning, UsageError, warn_caller
-from dpdist.core.frames import converted, is_a
+from dpdist.core.frames import converted
 from dpdist.core.ingest.registered import open_rows
 from dpdist.core.naming import ESTIMATORS, naming
 from dpdist.core.privacy.guarantee import Neighbours
@@ -29,7 +29,7 @@ from dpdist.core.text import counted
 from dpdist.estimators import fit as fits
 from dpdist.estimators.base import Matrix, PrivateEstimator, Shared, with_shared_parameters
 from dpdist.estimators.checked import RowsError
-from dpdist.estimators.groups import column_of
+from dpdist.estimators.groups import apart, without
 from dpdist.estimators.inputs import Rows, rows_at, rows_in_memory, set_columns, user_names
 from dpdist.estimators.targets import Targets, require_same_labels, require_same_rows, targets_of, with_labels_of
 
@@ -146,6 +146,8 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
 
     _centre = "private"
 
+    _taken: Any = None  # the name of the column of X that was the target of the fit
+
     def __init__(
         self, ridge: float | str = AUTO, *, n_components: int | str | None = None, **shared: Unpack[Shared]
     ) -> None:
@@ -227,11 +229,12 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
         with naming(ESTIMATORS):
             _regularisation(self.ridge, self.n_components)
             if (path := rows_at(X)) is None:
-                X, y = _apart(X, y)  # noqa: N806 - scikit-learn's names
+                X, y, taken = apart(X, y, groups)  # noqa: N806 - scikit-learn's names
                 targets = targets_of(with_labels_of(X, y), self)
                 require_same_labels(X, y)
                 join = partial(self._joined, targets)
                 release = fits.released(self, X, fits.require_matrix, targets=targets.names, join=join, groups=groups)
+                self._taken = taken
                 target: Names = targets.names[0] if targets.flat else targets.names
                 on: Names | None = [name for name in release.names if name not in targets.names]
             else:
@@ -269,7 +272,7 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
         check_is_fitted(self, "coef_")
         with naming(ESTIMATORS):
             refusal = "predict takes rows in memory or lazy, with the columns of X, not the path of a rows.zarr."
-            rows = rows_in_memory(self, X, refusal)
+            rows = rows_in_memory(self, without(X, self._taken), refusal)
             slopes, start = np.atleast_2d(self.coef_).T, np.atleast_1d(self.intercept_)
             names = [str(name) for name in self.target_names_]
             predictions = rows.mapped(
@@ -409,25 +412,6 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
                 "0. Use a larger epsilon, more rows or fewer columns.",
                 BelowNoiseWarning,
             )
-
-
-def _apart(rows: Any, y: Any) -> tuple[Any, Any]:
-    """Return X without the target, and the target, if y names a column of X, or is that column of X itself."""
-    if isinstance(y, str):
-        return column_of(rows, y, "y")
-    return column_of(rows, y.name, "y") if _is_column(rows, y) else (rows, y)
-
-
-def _is_column(rows: Any, y: Any) -> bool:
-    """Whether a Series is the column of its name of a DataFrame."""
-    kinds = [kind for kind in ("pandas", "dask") if is_a(rows, kind, "DataFrame") and is_a(y, kind, "Series")]
-    if not kinds or list(rows.columns).count(y.name) != 1 or not isinstance(y.name, str):
-        return False
-    if kinds == ["pandas"]:
-        return bool(rows[y.name].equals(y))
-    from dpdist.core.runtime.collections import token_of  # noqa: PLC0415 - optional dependency
-
-    return token_of(rows[y.name]) == token_of(y)
 
 
 def _arrays(estimates: Sequence[Sequence[Estimate]], *, flat: bool) -> tuple[Matrix, Matrix, Matrix | None]:

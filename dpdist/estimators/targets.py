@@ -34,8 +34,8 @@ class Targets:
         """Return the rows of X with the targets as last columns, and a name for every column."""
         if both := set(self.names) & set(rows.column_names):
             raise RowsError(
-                f"X and y both have a column named {listed(sorted(both))}, with other values. Rename it in y, or pass "
-                f"y={min(both)!r} for the one in X."
+                f"X and y both have a column named {listed(sorted(both))}. Rename it in y, or leave it out of X: "
+                f"X.drop(columns={sorted(both)})."
             )
         names = (*rows.column_names, *self.names)
         if rows.lazy:

@@ -14,12 +14,12 @@ import numpy as np
 from dpdist.core.errors import DataError
 from dpdist.core.ingest.readers.base import attempted, required
 from dpdist.core.ingest.readers.chunked import (
-    AS_FRAME,
     GAPS,
     Chunked,
     Layout,
     Meaning,
     absent_in_hdf5,
+    as_frame,
     batched,
     bounds_in,
     facts_of,
@@ -134,11 +134,13 @@ class NetCdf(Chunked):
                 for name, array in variables.items()
                 if array.ndim > 1 and name not in {*coordinates, *bounds}
             }
-            alone = sum(array.ndim == 1 for name, array in variables.items() if name not in coordinates)
+            alone = {
+                name: array.dims[0] for name, array in variables.items() if array.ndim == 1 and name not in coordinates
+            }
         if not arrays and (inner := self._in_groups()):
             raise DataError(f"{self.path} holds its variables in groups. Choose with {parameter('variable')}: {inner}.")
-        frame = AS_FRAME.format("xarray.open_dataset(FILE).to_dataframe()") if alone > 1 else None
-        return only(self.path, arrays, self.choices.variable, "variable", frame)
+        cure = as_frame("xarray.open_dataset(FILE)", alone)
+        return only(self.path, arrays, self.choices.variable, "variable", cure)
 
     def _in_groups(self) -> str:
         if self._classic:

@@ -55,7 +55,7 @@ def noted(rows: AnyStore) -> Iterator[None]:
         with suppress(DpdistError):
             file, now = _file(rows), int(time.time())
             with file.locked():
-                before = file.read()
+                before = last_run(rows)
                 success = None if before is None else before.succeeded
                 file.write(LastRun(code, now, success if code else now))
 

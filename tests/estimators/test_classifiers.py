@@ -297,7 +297,7 @@ def test_it_is_an_estimator() -> None:
 def test_what_cannot_be_is_refused_before_it_is_charged_or_kept(kind: Any, register: Any) -> None:
     X, y = numbers()  # noqa: N806
     for arguments, match in (
-        ((X, None), "requires y"), ((X, "churned"), "y can be a name only"), ((X, y[:5]), "inconsistent numbers"),
+        ((X, None), "requires y"), ((X, "churned"), "no column 'churned'"), ((X, y[:5]), "inconsistent numbers"),
         ((X, np.column_stack([y, y])), "one class per row"),
     ):  # fmt: skip
         with pytest.raises(RowsError, match=match):

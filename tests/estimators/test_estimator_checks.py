@@ -39,7 +39,7 @@ CLIPPED = "rows far from zero are clipped so much that their target may be below
     "ignore:As many rows were released",
 )
 def test_scikit_learn(estimator: Any, check: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Survey, "centred_by_data", False)  # some checks fit rows that they standardised: a refusal
+    monkeypatch.setattr(Survey, "standardised_by_data", False)  # some checks fit rows that they standardised: a refusal
     name = getattr(check, "func", check).__name__
     # each reason is the text of its constant, above
     if hasattr(estimator, "predict") and name in FAR:

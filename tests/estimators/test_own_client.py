@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 import pickle
+import threading
 import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
+import dask
 import dask.array as da
 import dask.dataframe as dd
 import numpy as np
@@ -19,23 +22,17 @@ import pytest
 from distributed import Client
 from sklearn import config_context
 from sklearn.base import clone
-from sklearn.compose import make_column_transformer
-from sklearn.frozen import FrozenEstimator
-from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import (
-    FunctionTransformer,
-    MinMaxScaler,
     Normalizer,
-    OneHotEncoder,
-    PolynomialFeatures,
-    StandardScaler,
 )
 from support.estimator_scene import CLIP, ingested, table
 
 import dpdist
 from dpdist.core.errors import BelowNoiseWarning, DataError, RefusedError, UsageError
 from dpdist.core.ledger.register import Register
+from dpdist.core.runtime.cluster import computing_on, named_client
 from dpdist.core.runtime.sums import DaskExecutor
 from dpdist.estimators.checked import RowsError
 
@@ -64,9 +61,13 @@ def test_a_client_is_a_cluster_for_the_path_of_a_rows_zarr(tmp_path: Path, sched
         fitted = dpdist.PrivatePCA(2, cluster=client, **ON_DISK).fit(path)
         assert dpdist.release_rows(path, tmp_path / "release.zarr", request, cluster=client).fresh is False
         again = clone(dpdist.PrivatePCA(2, cluster=client, **ON_DISK))
-        assert again.cluster is client
+        assert vars(again)["cluster"] is client
         restored = pickle.loads(pickle.dumps(fitted))  # noqa: S301 - made here
-        assert restored.cluster is None
+        assert vars(fitted)["cluster"] is client  # and is not changed
+        assert fitted.fresh_
+        assert vars(copy.copy(fitted))["cluster"] is vars(copy.deepcopy(fitted))["cluster"] is client
+        with pytest.raises(UsageError, match=r"not 'a Dask client that was not saved: pass set_params"):
+            restored.fit(path)  # it would go elsewhere than was said
         assert np.array_equal(restored.components_, fitted.components_)
         with pytest.raises(UsageError, match="cannot be sent to another process"):
             pickle.dumps(again)
@@ -93,8 +94,27 @@ def test_a_collection_is_computed_by_the_given_client(scheduler: str) -> None:
         assert asked.called
         with pytest.raises(UsageError, match=r"Leave cluster out.*dask\.array"):
             dpdist.PrivatePCA(2, cluster=client, **LOSS).fit(table(1))
+        seen = client.scheduler_info.call_count
+        persons = dd.from_pandas(frame().assign(who=range(4000)), npartitions=3)
+        with patch.object(Client, "persist", autospec=True, side_effect=Client.persist) as persisted:
+            dpdist.PrivatePCA(2, cluster=client, **LOSS).fit(persons, groups="who")
+        assert {call.args[0] for call in persisted.call_args_list} == {client}
+        assert client.scheduler_info.call_count > seen
         with pytest.raises(UsageError, match=r"Pass cluster=dask\.distributed\.Client"):
             dpdist.PrivatePCA(2, cluster=dpdist.Cluster(scheduler), **LOSS).fit(rows)
+
+
+def test_a_client_is_that_of_one_fit_and_of_no_other_thread(scheduler: str) -> None:
+    with Client(scheduler, set_as_default=False) as client:
+        with computing_on(client):
+            assert named_client() is client
+            assert dask.config.get("scheduler", None) is None
+            other: list[object] = []
+            thread = threading.Thread(target=lambda: other.append(named_client()))
+            thread.start()
+            thread.join()
+            assert other == [None]
+        assert named_client() is None
 
 
 def test_a_client_that_can_be_listened_to_is_refused(
@@ -133,10 +153,39 @@ def test_the_target_is_a_column_of_the_table(kind: str) -> None:
         same = clone(asked).fit(X, y)
         assert list(same.feature_names_in_) == ["a", "b", "c"]
         assert np.ravel(same.coef_) == pytest.approx(apart.coef_)
-    with pytest.raises(RowsError, match="named y, with other values"):
+    both = clone(asked).fit(rows, rows["y"])
+    assert np.asarray(both.predict(rows)) == pytest.approx(np.asarray(both.predict(rows[["a", "b", "c"]])))
+    with pytest.raises(RowsError, match=r"named y\. Rename it in y, or leave it out of X: X\.drop"):
         clone(asked).fit(rows, -rows["y"])
     with pytest.raises(RowsError, match="no column 'z'"):
         clone(asked).fit(rows, "z")
+
+
+def test_the_target_of_columns_named_by_numbers_is_taken_out() -> None:
+    rows = pd.DataFrame(frame().to_numpy())
+    assert dpdist.PrivateRidge(**LOSS).fit(rows, rows[3]).coef_.shape == (3,)
+    scores = cross_val_score(dpdist.PrivateRidge(**LOSS), frame(), frame()["y"], cv=2)
+    assert np.isfinite(scores).all()
+
+
+def test_targets_of_persons_are_of_the_same_rows(register: Register) -> None:
+    """Rows of a shuffle come in another order each time they are computed: joined to others they tell nothing."""
+    whole = frame().assign(who=np.arange(4000) // 2)
+    turns = iter(range(99))
+
+    def part(_: int) -> pd.DataFrame:
+        return whole.sample(frac=1, random_state=next(turns))
+
+    rows = dd.from_map(part, range(1), meta=whole.head(0))
+    asked = {**LOSS, "clip": None, "scale": "private"}
+    with dask.config.set(scheduler="sync"):
+        found = dpdist.PrivateRidge(**asked).fit(rows, "y", groups="who")
+        assert found.r2_ > 0.9
+        fits = len(register._fits)
+        for kind in (dpdist.PrivateRidge, partial(dpdist.PrivateLogisticRegression, classes=[0, 1])):
+            with pytest.raises(RowsError, match="y must be a column of X"):
+                kind(**asked).fit(rows[["a", "b", "who"]], rows["c"], groups="who")
+    assert len(register._fits) == fits
 
 
 def test_a_dask_target_of_other_rows_is_refused(register: Register) -> None:
@@ -172,31 +221,6 @@ def test_a_scale_that_saw_no_spread_is_told() -> None:
     dpdist.PrivatePCA(1, epsilon=1, delta=1e-6, clip=5, centre=[1960, 1960], scale=[0.1, 0.1], budget_epsilon=9).fit(
         far
     )
-
-
-# --- pipelines --------------------------------------------------------------------------------------------------------
-
-
-def test_a_step_that_learns_from_the_rows_is_refused_before_a_private_one(register: Register) -> None:
-    private = dpdist.PrivatePCA(2, **LOSS)
-    scaled = make_column_transformer((MinMaxScaler(), [0, 1]), remainder="passthrough")
-    steps: list[Any] = [StandardScaler(), MinMaxScaler(), scaled]
-    for step in steps:
-        with pytest.raises(RefusedError, match=r"fitted to the rows without noise.*FrozenEstimator"):
-            make_pipeline(step, private).fit(table())
-        with pytest.raises(RefusedError, match="fitted to the rows without noise"):
-            make_pipeline(step, make_pipeline(private), LogisticRegression()).fit(table(), table()[:, 0] > 0)
-    assert not register._fits
-
-
-def test_a_step_that_learns_nothing_private_may_stand_before() -> None:
-    public = FrozenEstimator(StandardScaler().fit(table(7)))
-    coded = make_column_transformer((OneHotEncoder(categories=[[0, 1]], handle_unknown="ignore"), [0]))
-    steps: list[Any] = [FunctionTransformer(np.tanh), Normalizer(), PolynomialFeatures(2), public, coded, "passthrough"]
-    for step in steps:
-        make_pipeline(step, dpdist.PrivatePCA(2, name=f"s{steps.index(step)}", **LOSS)).fit(table())
-    after = make_pipeline(dpdist.PrivatePCA(2, **LOSS), StandardScaler(), LogisticRegression())
-    after.fit(table(3), table(3)[:, 0] > 0)
 
 
 # --- warnings and log -------------------------------------------------------------------------------------------------

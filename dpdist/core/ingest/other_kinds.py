@@ -170,7 +170,8 @@ def dividing(path: object, kinds: Mapping[str, str]) -> str:
     name = next(name for name, kind in kinds.items() if not kind.startswith("struct<"))
     parts = f"pandas.DataFrame(t[{name!r}].tolist()).add_prefix({name + '.'!r})"
     return (
-        f"Divide the vectors, if all have one length, and save it as .parquet; in Python: t = {opened}.to_pandas(); "
+        "Divide the vectors, if all have one length, and save it as .parquet; in Python: "
+        f"t = {opened}.to_pandas(ignore_metadata=True); "
         f"t.drop(columns={name!r}).join({parts}).to_parquet(NEW, index=False)."
     )
 

@@ -147,7 +147,8 @@ class FolderStorage:
         try:
             return self._connect(begin="BEGIN IMMEDIATE")
         except sqlite3.OperationalError as error:
-            log = self._path.with_name(f"{self._path.name}-wal")
+            path = self._path.resolve()
+            log = path.with_name(f"{path.name}-wal")
             if error.sqlite_errorcode & 0xFF not in _FULL or (log.exists() and log.stat().st_size):
                 raise
         return self._connect("mode=ro&immutable=1", "BEGIN")

@@ -73,10 +73,12 @@ def state_home() -> Path:
 def other_with(file: Path) -> Path | None:
     """Return another usual state folder that has a file: those without the variable, or that of cron and systemd."""
     folders = [_INSTALLED, Path(os.environ.get("XDG_STATE_HOME", ""), "dpdist")]
-    with suppress(RuntimeError, OSError):  # no home directory, or a folder of another user
+    with suppress(RuntimeError):  # no home directory
         folders.append(Path.home() / ".local" / "state" / "dpdist")
-        others = (folder for folder in folders if folder.is_absolute() and folder != state_home())
-        return next((folder for folder in others if (folder / file).is_file()), None)
+    for folder in folders:
+        with suppress(OSError):  # a folder of another user
+            if folder.is_absolute() and folder != state_home() and (folder / file).is_file():
+                return folder
     return None
 
 

@@ -33,6 +33,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from pathlib import Path
+from shlex import quote
 
 from msgspec import Struct
 
@@ -165,9 +166,11 @@ class Witnessed(FoldedLedger):
             elsewhere = self._witness.elsewhere(view.ledger_id)
             if elsewhere is not None:
                 raise RefusedError(
-                    f"The witness of the ledger {self._storage} is in {elsewhere}, the state folder of an earlier "
-                    f"command, and this one looked in {path}. Nothing was drawn. Give all commands of this ledger the "
-                    f"same state folder: export {VARIABLE}={elsewhere}"
+                    f"A witness of the ledger {self._storage} is in {elsewhere}, perhaps the state folder of an "
+                    f"earlier command; this one looked for {path}. Nothing was drawn. If it is, give all commands of "
+                    f"this ledger that folder: export {VARIABLE}={quote(str(elsewhere))} . If it is a copy, or from a "
+                    f"backup, restore the newest one; if that is lost, {step('ledger adopt', self._storage)} continues "
+                    "and charges the whole budget."
                 )
             raise RefusedError(
                 f"The witness of the ledger {self._storage} is missing: there is no file {path}. Without it, "

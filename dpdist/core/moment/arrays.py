@@ -31,7 +31,7 @@ Rows = npt.NDArray[np.generic]
 _PIECE_BYTES = 8 << 20
 """Bytes, as float64, of the rows read from disk at once, and of a chunk."""
 _ALIKE = 1e-6
-_ROUNDING = 1e-10
+_ROUNDING = 1e-6  # of float32 rows, too
 """A mean this small relative to the root mean square indicates that the column mean was subtracted."""
 
 
@@ -186,6 +186,12 @@ class Survey:
     def clipped_by_data(self) -> bool:
         """Whether only the longest row has the clip norm; many such rows indicate a public rule."""
         return self.reaching == 1 and not self.beyond
+
+    @property
+    def standardised_by_data(self) -> bool:
+        """Whether every nonzero column has mean zero and variance one, as by a ``StandardScaler``."""
+        used = self.squares > 0
+        return self.centred_by_data and bool((np.abs(self.squares[used] / self.rows - 1) <= _ROUNDING).all())
 
     @property
     def centred_by_data(self) -> bool:

@@ -65,7 +65,7 @@ from dpdist.core.rows.unit_rows import largest_unit
 from dpdist.core.rows.units import Digests, Numbers, Unit
 from dpdist.core.rows.writing import RowsWriter
 from dpdist.core.runtime.checks import forbid_core_dumps
-from dpdist.core.runtime.cluster import Cluster
+from dpdist.core.runtime.cluster import Cluster, computed
 from dpdist.core.runtime.local import Executor, LocalExecutor
 from dpdist.core.storage.store import FolderStore, Store
 
@@ -278,7 +278,7 @@ def _batches(rows: ArrayRows, table: ArrayTable) -> Iterator[Any]:
     tables: Iterable[ArrayTable] = [table] * table.chunks
     if rows.lazy:
         blocks = whole_rows(rows.data).blocks.ravel()
-        tables = (table.of_block(number, block.compute()) for number, block in enumerate(blocks))
+        tables = (table.of_block(number, computed(block)) for number, block in enumerate(blocks))
     for number, part in enumerate(tables):
         reader = ChunkReader(part, piece_rows(table.columns))
         yield from reader.read(number)

@@ -215,8 +215,8 @@ def _prepared(
 ) -> None:
     """Write shifted rows of a bunch to t, after ``before`` others, and their factors: NaN if they are not finite."""
     radius, inner, inverse, fine, most = by
-    columns = rows.shape[1]
-    for i in range(rows.shape[0]):
+    count, columns = rows.shape
+    for i in range(count):
         for j in range(columns):
             t[before + i, j] = rows[i, j]
         if affine.size:
@@ -224,13 +224,16 @@ def _prepared(
                 t[before + i, j] = (t[before + i, j] - affine[0, j]) / affine[1, j]
         if affine.shape[0] == 3:
             _shorten_numbers(t[before + i], affine[2], columns, radius, most, norms)
-        number = begin + i
-        _squared_norm(t.ctypes.data + (before + i) * t.strides[0], t.shape[1] >> 4, norms.ctypes.data)
-        square = norms[0]
+        _squared_norm(
+            t.ctypes.data + (before + i) * t.strides[0], t.shape[1] >> 4, factors.ctypes.data + 8 * (begin + i)
+        )
+    for number in range(begin, begin + count):  # after all norms, so that roots and quotients are those of vectors
+        square = factors[0, number]
         factor = inverse if square <= radius * radius else inner / math.sqrt(square)
+        factors[0, number] = factor * fine if square < math.inf else math.nan
+    for number in range(begin, begin + count):
         block = columns + (number & 1)
         word = words[block >> 4, number >> 1, block & 15]
-        factors[0, number] = factor * fine if square < math.inf else math.nan
         factors[1, number] = np.float64(word >> np.uint32(12)) * 2.0**-20 + 2.0**-21
 
 

@@ -10,6 +10,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from copy import deepcopy
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -292,7 +293,7 @@ def chosen(cluster: AnyCluster | None) -> Cluster:
     if not is_client(cluster):
         raise UsageError(
             "cluster takes a dpdist.Cluster, a dask.distributed.Client or a cluster object, such as LocalCluster(), "
-            f"not a value of type {type(cluster).__name__}. Pass the address of a scheduler as dpdist.Cluster('tls://...')."
+            f"not {_shown(cluster)}. Pass the address of a scheduler as dpdist.Cluster('tls://...')."
         )
     return Cluster(client=cluster)
 
@@ -377,13 +378,47 @@ def is_client(value: object) -> bool:
     return is_a(value, "distributed", "Client") or (hasattr(value, "scheduler_address") and not isinstance(value, type))
 
 
-@contextmanager
-def computing_on(client: Client) -> Iterator[None]:
-    """Let Dask compute collections on a client, whichever is the current one."""
-    import dask  # noqa: PLC0415 - imported already to create the client
+def _shown(cluster: object) -> str:
+    return repr(cluster) if isinstance(cluster, str) else f"a value of type {type(cluster).__name__}"
 
-    with dask.config.set(scheduler=client):
+
+def client_of(cluster: AnyCluster | None) -> Any:
+    """Return the client or cluster object of Dask that a cluster is or has; None if it has none."""
+    return cluster.client if isinstance(cluster, Cluster) else cluster if is_client(cluster) else None
+
+
+_COLLECTIONS_ON: ContextVar[Any] = ContextVar("collections_on", default=None)
+
+
+def named_client() -> Any:
+    """Return the client that a user named for Dask collections; None: Dask decides where it computes them."""
+    return _COLLECTIONS_ON.get()
+
+
+def computed(collection: Any) -> Any:
+    """Return the result of a Dask collection, of the client that a user named, if any."""
+    client = named_client()
+    return collection.compute() if client is None else client.compute(collection, sync=True)
+
+
+def persisted(collection: Any) -> Any:
+    """Return a Dask collection whose blocks are in memory, on the client that a user named, if any."""
+    client = named_client()
+    return collection.persist() if client is None else client.persist(collection)
+
+
+@contextmanager
+def computing_on(cluster: AnyCluster | None) -> Iterator[None]:
+    """Compute Dask collections on the client that a cluster is or has, in this context and in no other thread."""
+    client = client_of(cluster)
+    if not is_a(client, "distributed", "Client"):
         yield
+        return
+    token = _COLLECTIONS_ON.set(client)
+    try:
+        yield
+    finally:
+        _COLLECTIONS_ON.reset(token)
 
 
 def _require_client(client: object) -> None:

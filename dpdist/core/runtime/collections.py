@@ -22,7 +22,7 @@ from distributed import Client, get_client, get_worker
 from dpdist.core.errors import DataError, UsageError
 from dpdist.core.progress import Count, Progress
 from dpdist.core.runtime.checks import ClientInfo, forbid_core_dumps, guarded
-from dpdist.core.runtime.cluster import Cluster
+from dpdist.core.runtime.cluster import Cluster, named_client
 from dpdist.core.runtime.local import Computation, Executor, LocalExecutor, Resources
 from dpdist.core.runtime.sums import DaskExecutor, PrivateResult, add_results, reduce_tree, replace_errors
 from dpdist.core.storage.store import AnyStore
@@ -42,7 +42,7 @@ def _configured_scheduler() -> Any:
 
 def _owner_executor(progress: Progress | None = None) -> DaskExecutor | None:
     """Return an executor on the cluster where Dask would compute a collection now; None for this process."""
-    scheduler = _configured_scheduler()
+    scheduler = named_client() or _configured_scheduler()
     if scheduler in (*_THREADS, *_PROCESSES) or isinstance(scheduler, ThreadPoolExecutor):
         return None
     client = getattr(scheduler, "__self__", scheduler)  # a client, or its method `get`
@@ -113,7 +113,7 @@ def reduce_blocks(
 ) -> Result:
     """Apply a function to every block of rows of a Dask array and its number, and add the results, where they are."""
     executor, token, client_info, columns = _owner_executor(), random_token(), ClientInfo.current(), array.shape[1]
-    if _configured_scheduler() in _PROCESSES:
+    if executor is None and _configured_scheduler() in _PROCESSES:
         raise UsageError(
             "Dask is configured to compute in processes without a cluster, which pickle their results, and sums of "
             f"rows are not pickled. {_CHOOSE}"

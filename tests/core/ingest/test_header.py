@@ -207,6 +207,9 @@ def test_numbers_with_commas_or_signs_are_told_as_that(tmp_path: Path) -> None:
     for cell in ('"1,234"', '"1,5"', "12%", "$2"):
         path.write_text(f"a,b\n{cell},2\n{cell},3\n")
         refused(path, "These columns hold numbers with commas or signs: ['a']")
+    for text in ("day;amount\n01.02.2024;1.234,50\n", "lat;rent\n52.520;1.234,50\n", "icd;cost\n250.00;1.234,50\n"):
+        path.write_text(text)  # pandas has one mark of thousands for all columns
+        assert "thousands='" not in refused(path, "decimal=','", "state separators of thousands")
     path.write_text("a;b\n1.234;2\n")
     refused(path, "state separators of thousands or decimals (thousands=, decimal=)", "sep=';'")
     path.write_text("a,b;c,d\n1.5,red;blue,3\n2.5,green;red,4\n")

@@ -105,6 +105,27 @@ def test_columns_that_are_variables_are_joined_by_what_is_typed(tmp_path: Path) 
         assert stored(ingest(new, tmp_path / f"rows-{name}.zarr").path).tolist() == [[30, 20], [40, 21], [50, 22]]
 
 
+def test_variables_along_other_dimensions_multiply_no_rows(tmp_path: Path) -> None:
+    both = xarray.Dataset({
+        "age": ("patient", np.arange(6.0)), "bmi": ("patient", np.arange(6.0) + 20), "beds": ("ward", np.arange(3.0)),
+    })  # fmt: skip
+    both.to_netcdf(tmp_path / "t.nc")
+    both.to_zarr(tmp_path / "t.zarr", consolidated=False)
+    for name in ("t.nc", "t.zarr"):
+        new = cured(tmp_path / name, f"-{name}.parquet", r"\[\['age', 'bmi'\]\]")
+        assert stored(ingest(new, tmp_path / f"rows-{name}.zarr").path).shape == (6, 2)
+    xarray.Dataset({"a": ("x", [1.0]), "b": ("y", [1.0, 2.0])}).to_netcdf(tmp_path / "apart.nc")
+    with pytest.raises(DataError, match=r"the first being the rows\. Write one"):
+        ingest(tmp_path / "apart.nc", tmp_path / "none.zarr")
+
+
+def test_vectors_stay_beside_their_rows(tmp_path: Path) -> None:
+    turned = EMBEDDED.assign(label=[1.0, 4.0]).iloc[::-1]  # pandas stores its index
+    turned.to_parquet(tmp_path / "t.parquet")
+    new = cured(tmp_path / "t.parquet", ".parquet", "'emb'")
+    assert all(row[0] == row[1] for row in rows_of(new, columns=["label", "emb.0"]).tolist())
+
+
 def test_what_zarr_allows_and_is_not_read_is_named(tmp_path: Path) -> None:
     path = tmp_path / "t.zarr"
     zarr.save_array(path, np.ones((6, 4)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from base64 import b64decode
+from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, suppress
 from functools import cached_property
@@ -395,6 +396,16 @@ def require_chunks(path: Any, size: int) -> None:
 
 
 AS_FRAME = "Its arrays of one dimension are columns: save them as .parquet; in Python: {}.to_parquet(NEW)."
+
+
+def as_frame(opened: str, dims: Mapping[str, str]) -> str | None:
+    """Return how to save variables of one dimension as a table: those that share the most usual dimension."""
+    first, count = Counter(dims.values()).most_common(1)[0] if dims else ("", 0)
+    if count < 2:
+        return None
+    columns = [name for name, dim in dims.items() if dim == first]
+    chosen = "" if count == len(dims) else f"[{columns}]"
+    return AS_FRAME.format(f"{opened}{chosen}.to_dataframe()")
 
 
 def only(

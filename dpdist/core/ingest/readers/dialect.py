@@ -10,6 +10,7 @@ import csv
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import zip_longest
 
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars", " ": "spaces"}
 _DECIMAL_COMMA = re.compile(r"[+-]?(\d*|\d{1,3}(\.\d{3})+),\d+")
@@ -45,11 +46,13 @@ def otherwise(lines: Sequence[str]) -> str | None:
         numbers = [cell.strip() for row in cells for cell in row if _NUMBER.fullmatch(cell.strip())]
         sentences.append(f"The cells seem to be separated by {_SEPARATORS[mark]}.")
         options.append(r"sep=r'\s+'" if mark == " " else f"sep={mark!r}")
-        options += (certain := _of_numbers(numbers))
+        options += (certain := _of_numbers(numbers, cells))
         if all(_NUMBER.fullmatch(cell.strip()) for cell in cells[0]):
             options.append("header=None")
             header = ", header=False"
-        if not any(option.startswith("thousands") for option in certain):
+        if any(option.startswith("thousands") for option in certain):
+            remark = " (see that its mark of thousands, thousands=, is one in all columns)"
+        else:
             remark = ", and state separators of thousands or decimals (thousands=, decimal=)"
     return (
         f" {' '.join(sentences)} Save it with commas between cells and points within numbers{remark}; in Python: "
@@ -66,11 +69,22 @@ def _cells(lines: Sequence[str], mark: str) -> Sequence[Sequence[str]]:
     return rows or [[""]]
 
 
-def _of_numbers(numbers: Sequence[str]) -> list[str]:
-    """Return the options for separators of decimals and thousands that some numbers leave no doubt of."""
+def _of_numbers(numbers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the options for separators of decimals and thousands that the cells leave no doubt of."""
     comma = any(_DECIMAL_COMMA.fullmatch(cell) and not _THOUSANDS.fullmatch(cell) for cell in numbers)
-    thousands = [mark for mark, both in _BOTH.items() if any(map(both.fullmatch, numbers))]
+    columns = [[cell.strip() for cell in column] for column in zip_longest(*rows[1:], fillvalue="")]
+    thousands = [mark for mark, both in _BOTH.items() if _groups_thousands(mark, both, columns)]
     return ["decimal=','"] * comma + [f"thousands={mark!r}" for mark in thousands]
+
+
+def _groups_thousands(mark: str, both: re.Pattern[str], columns: Sequence[Sequence[str]]) -> bool:
+    """Whether a mark groups thousands wherever it stands, in columns that leave no doubt: pandas has one for all."""
+    grouped = re.compile(rf"[+-]?\d{{1,3}}({re.escape(mark)}\d{{3}})+([.,]\d+)?")
+    found = [column for column in columns if any(mark in cell for cell in column)]
+    return bool(found) and all(
+        any(map(both.fullmatch, column)) and all(grouped.fullmatch(cell) for cell in column if mark in cell)
+        for column in found
+    )
 
 
 def _title(lines: Sequence[str], skipped: int) -> int:
@@ -78,7 +92,7 @@ def _title(lines: Sequence[str], skipped: int) -> int:
     for number, line in enumerate(lines[skipped:], skipped):
         if len(_cells([line], ",")[0]) > 1 or any(len(_cells([line], mark)[0]) > 1 for mark in ";\t|"):
             rest = [other for other in lines[number:] if other.strip()]
-            alike = len(rest) > 1 and all(_alike(rest[0], other) for other in rest[:-1])  # the last may be cut off
+            alike = len(rest) > 1 and all(_alike(rest[0], other) for other in rest)
             return number if alike and any(other.strip() for other in lines[skipped:number]) else skipped
     return skipped
 

@@ -30,6 +30,7 @@ from dpdist.core.ingest.readers.chunked import (
     Layout,
     Meaning,
     absence,
+    as_frame,
     batched,
     bounds_in,
     chunk_bytes,
@@ -188,15 +189,20 @@ def require_foreign(path: Any, array_path: str) -> None:
         raise _own_store_error(f"{path}/{array_path}")
 
 
+def _dimension(array: Any) -> Any:
+    """Return the name of the dimension of an array of one dimension, if it has one."""
+    names: Any = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
+    return names[0] if names else None
+
+
 def _apart(members: Mapping[str, Any]) -> str | None:
     """Return how to join arrays of one dimension, which are columns, to a table; None if there are none."""
-    columns = [array for array in members.values() if isinstance(array, zarr.Array) and array.ndim == 1]
-    if len(columns) < 2:
-        return None
-    named = all(
-        getattr(each.metadata, "dimension_names", None) or "_ARRAY_DIMENSIONS" in each.attrs for each in columns
-    )
-    return AS_FRAME.format("xarray.open_zarr(FILE).to_dataframe()" if named else _FRAME)
+    columns = {name: array for name, array in members.items() if isinstance(array, zarr.Array) and array.ndim == 1}
+    dims = {name: _dimension(array) for name, array in columns.items()}
+    if None not in dims.values():
+        return as_frame("xarray.open_zarr(FILE)", dims)
+    alike = len(columns) > 1 and len({array.shape for array in columns.values()}) == 1
+    return AS_FRAME.format(_FRAME) if alike else None
 
 
 _FRAME = "pandas.DataFrame({name: array[:] for name, array in zarr.open_group(FILE, mode='r').arrays()})"
