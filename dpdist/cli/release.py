@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import click
 
 from dpdist.answers.bias import clipped_rows, described
-from dpdist.answers.correlation import correlation
 from dpdist.answers.prospect import Prospect, prospect
 from dpdist.cli.options import (
     STORE,
@@ -37,7 +36,6 @@ from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.runtime.cluster import Cluster
 from dpdist.core.storage.store import AnyStore
 from dpdist.core.text import wrapped
-from dpdist.report import components_text
 
 if TYPE_CHECKING:
     from dpdist.core.pipeline.said import Reading
@@ -104,6 +102,9 @@ def release_command(
 
 def _components(release: Release, path: AnyStore) -> tuple[dict[str, object], str]:
     """Return the components of the correlation matrix, as JSON values and as text, with what to ask next."""
+    from dpdist.answers.correlation import correlation  # noqa: PLC0415 - releases of stored rows do without
+    from dpdist.report import components_text  # noqa: PLC0415 - the same
+
     try:
         components = correlation(release, None)
     except (BelowNoiseError, UsageError) as error:

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from numba import config, njit
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.core.registry import cpu_target
+from numba.core.runtime import rtsys
 from numba.core.sigutils import normalize_signature
 from numba.core.typeinfer import register_dispatcher
 
@@ -78,7 +79,9 @@ class _Cache(FunctionCache):  # type: ignore[misc]
     def load_overload(self, *arguments: Any) -> Any:
         """Load cached code; if it is damaged, for example by a crash, empty the cache and return None."""
         try:
-            found = super().load_overload(*arguments)
+            # numba would first import all that it could compile, half a second; its compiler does so when it compiles
+            rtsys.initialize(arguments[1])
+            found = self._load_overload(*arguments)
         except Exception:  # noqa: BLE001 - unpickling damaged bytes can raise anything
             with suppress(OSError):
                 self.flush()

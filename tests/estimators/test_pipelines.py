@@ -83,7 +83,8 @@ def test_a_step_that_learns_from_the_rows_is_refused_before_a_private_one(step: 
     rows, private = table(), dpdist.PrivatePCA(2, **LOSS)
     regressor = TransformedTargetRegressor(dpdist.PrivateRidge(**LOSS))
     for steps, y in (
-        ([step, private], rows[:, 0]), ([step, make_pipeline(private), LogisticRegression()], (rows[:, 0] > 0).astype(float)),
+        ([step, private], rows[:, 0]),
+        ([step, make_pipeline(private), LogisticRegression()], (rows[:, 0] > 0).astype(float)),
         ([step, regressor], rows[:, 0]),
     ):  # fmt: skip
         with pytest.raises(RefusedError, match=r"fitted to the rows without noise.*FrozenEstimator"):

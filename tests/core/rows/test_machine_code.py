@@ -181,3 +181,33 @@ def test_two_processors_that_share_a_folder_keep_their_machine_code_apart(tmp_pa
     assert len(first) == 2
     assert len(both) == 4
     assert first.items() <= both.items()
+
+
+LOADED = """
+import sys
+import numpy as np
+from dpdist.core.rows import dither_kernel
+from dpdist.core.rows.dither import DitherKey, Dithering, Dithers
+kinds = [np.dtype(kind) for kind in sys.argv[1:]]
+for kind in kinds:
+    out = np.empty((64, 5))
+    rule, rows = Dithering(5, 10), np.arange(320).reshape(64, 5).astype(kind)
+    dither_kernel.round_rows(rule, rows, dither_kernel.Affine(None, None, 99.0), Dithers(DitherKey(bytes(32)), 0), out)
+    print(out.sum(), sum(dither_kernel._round.stats.cache_hits.values()))
+print(len({"numba.np.arraymath", "numba.typed.typedlist"} & set(sys.modules)))
+"""
+
+
+def test_cached_code_is_loaded_without_what_a_compiler_needs_and_another_type_is_compiled(homes: Path) -> None:
+    def run(*kinds: str) -> list[str]:
+        done = subprocess.run(
+            [sys.executable, "-c", LOADED, *kinds], capture_output=True, text=True, check=True, timeout=300, cwd=ROOT
+        )
+        return done.stdout.split()
+
+    total, hits, imported = run("f4")
+    assert (hits, imported) == ("0", "2")  # it was compiled
+    assert run("f4") == [total, "1", "0"]  # half a second sooner
+    again = run("f4", "u1")  # of which the second is not in the cache
+    assert (again[0], again[1], again[-1]) == (total, "1", "2")
+    assert homes.exists()
