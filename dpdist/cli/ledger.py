@@ -85,7 +85,7 @@ def ledger_show(ledger: LedgerAddress, as_json: bool) -> None:
         part = f"; {len(record.stages)} of {record.draws} draws committed" if record.state is State.STAGED else ""
         _show_line(record.state, f"{record.release_id}  {request}{_periods(record)}{part}")
         if record.path:
-            _show_line("", record.path)
+            show(f"{'':<11}{record.path}")  # one word, to be copied
 
 
 def _periods(record: Record) -> str:

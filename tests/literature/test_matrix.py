@@ -334,6 +334,16 @@ def test_rows_in_periods_pay_for_no_matrix(make: Make, tmp_path: Path) -> None:
     assert ledger.records == []
 
 
+@pytest.mark.parametrize("stored", [np.triu, np.tril])
+def test_a_matrix_stored_once_is_completed_by_what_is_typed(make: Make, stored: Any) -> None:
+    whole = np.array([[2.0, 0.5, 1.0], [0.5, 3.0, 0.25], [1.0, 0.25, 4.0]])
+    with pytest.raises(DataError, match="one triangle of it is zero") as refused:
+        make(matrix=stored(whole))
+    code = re.search(r"Pass (M \+ .*\.T), which has it twice", str(refused.value))
+    assert code
+    assert np.array_equal(eval(code[1], {"M": stored(whole), "numpy": np}), whole)  # noqa: S307 - the product's own
+
+
 BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "asymmetric": (np.array([[1.0, 2], [3, 4]]), {}, DataError, "not symmetric"),
     "nan": (np.diag([1.0, np.nan]), {}, DataError, "not finite"),
