@@ -75,7 +75,7 @@ def about_intervals(release: Release, results: Sequence[Regression]) -> str:
     plain = not results[0].ridge and results[0].components is None
     gaps = dict.fromkeys(name for places in used for name in incomplete(release, places))
     if gaps and plain:
-        about += f" Where {listed(gaps)} are used, there is none for the population: values may be missing."
+        about += f" There is none for the population with {listed(gaps)}, where values may be missing."
     lengths = [clipped_rows(release, places) for places in used]
     unknown = {result.target: rows.unknown for result, rows in zip(results, lengths, strict=True)}
     if clipped := {target: why for target, why in unknown.items() if why}:

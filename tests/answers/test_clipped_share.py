@@ -155,10 +155,10 @@ def test_answers_say_what_the_schema_did_to_values_and_why_the_population_is_mis
     text = told("--target", "income", "--on", "age")
     assert "with any values outside a public range set to its end" in text
     assert "with missing values of income at a public value, which moves means and slopes" in text
-    assert "There is none for the population where values of income are used, which may be missing." in text
+    assert "There is none for the population with income, where values may be missing." in text
     text = told("--target", "age,income", "--on", "member")
     assert "rows are independent draws from it" in text
-    assert "where values of income are used" in text
+    assert "There is none for the population with income" in text
     text = told("--target", "member,age", "--on", "region")
     assert "For the rows as they are, coefficients of age are unknown" in text
     text = told("--target", "spend", "--on", "member")
