@@ -156,9 +156,11 @@ def _clear_columns(
     all_columns = np.setdiff1d(np.arange(len(variances)), [*indicators(release), *first])
     clear = all_columns[evidence(release, variances)[all_columns] > ABOVE]
     if not len(clear):
+        private = release.stage is not None and "scale" in release.stage.chosen
+        scale = "" if private else f"{parameter('scale', 'private')}, "
         raise BelowNoiseError(
-            f"All columns of this release are below the noise, so it has no correlation matrix. Release with "
-            f"{parameter('scale', 'private')}, a larger epsilon or more rows."
+            "All columns of this release are below the noise, so it has no correlation matrix. It takes "
+            f"{scale}a larger epsilon or more rows{' or persons' * (release.unit is not None)}."
         )
     if isinstance(count, float):
         require_share(count)

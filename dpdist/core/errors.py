@@ -200,7 +200,7 @@ def quiet() -> Iterator[None]:
         sys.unraisablehook = before
 
 
-_PASSED_OVER = {"dpdist", "joblib", "sklearn"}
+_PASSED_OVER = {"contextlib", "dpdist", "functools", "joblib", "sklearn"}
 
 
 def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:

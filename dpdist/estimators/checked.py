@@ -107,7 +107,8 @@ def not_numbers(data: Any) -> str:
     kinds = getattr(data, "dtypes", ())
     wrong = [f"{name!r} ({kind})" for name, kind in dict(kinds).items() if kind_of(kind) not in "biuf"]
     message = f"X has non-numeric columns: {listed(wrong)}." if wrong else "X contains a cell that is not a number."
-    return f"{message} Encode text and dates as numbers by a public rule (dpdist.Schema)."
+    rows = "X.map_partitions(schema.transform)" if is_a(data, "dask", "DataFrame") else "schema.transform(X)"
+    return f"{message} Encode text and dates as numbers by a public rule: {rows}, with a dpdist.Schema."
 
 
 def two_dimensions(dimensions: int) -> str:

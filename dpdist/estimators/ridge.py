@@ -299,9 +299,9 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
             raise RowsError(f"y has {counted(len(targets.names), 'column')}, and the fit {self.target_names_.size}.")
         from sklearn.metrics import r2_score  # noqa: PLC0415 - slow to import, rarely used
 
-        predicted = np.asarray(self.predict(X))
-        require_same_rows(predicted, targets.data)
-        r2 = converted(sample_weight, "sample_weight", lambda w: r2_score(targets.data, predicted, sample_weight=w))
+        predicted, known = np.asarray(self.predict(X)), np.asarray(targets.data)  # lazy ones are computed
+        require_same_rows(predicted, known)
+        r2 = converted(sample_weight, "sample_weight", lambda w: r2_score(known, predicted, sample_weight=w))
         fits.warn_of_score(self)
         return float(r2)
 

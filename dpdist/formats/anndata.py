@@ -190,7 +190,10 @@ class AnnData(Chunked):
         values = column.cat.categories if column.dtype == "category" else column
         if len(column) != self._layout.shape[0]:
             raise DataError(f"{self.path}: {label} does not hold one name or whole number per row. Choose another.")
-        if values.dtype.kind == "f" and (values == values.round()).all() and (values.abs() < 2**53).all():
+        exact = (
+            2.0 ** (np.finfo(values.dtype).nmant + 1) if values.dtype.kind == "f" else 0.0
+        )  # rounding merges persons
+        if values.dtype.kind == "f" and (values == values.round()).all() and (values.abs() < exact).all():
             return column.astype("int64")
         if not (_is_text(values) or values.dtype.kind in "iub"):
             name = label.rpartition("/")[2]

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from msgspec import to_builtins
+
 from dpdist.core.errors import DataError, RefusedError
 from dpdist.core.ingest.periods import changes, waiting
 from dpdist.core.ingest.registered import open_rows
@@ -119,7 +121,11 @@ class JobStatus:
     def to_json(self) -> dict[str, object]:
         """Return JSON values."""
         unfinished = [{"id": r.release_id, "state": r.state.value, "attempts": r.fence} for r in self.unfinished]
-        return fields_as_json(replace(self, unfinished=())) | {"unfinished": unfinished}
+        last = None if self.last_run is None else to_builtins(self.last_run)
+        return fields_as_json(replace(self, unfinished=(), last_run=None)) | {
+            "unfinished": unfinished,
+            "last_run": last,
+        }
 
 
 def new_periods(job: Job, closed: Sequence[str]) -> list[str]:

@@ -127,6 +127,9 @@ def _mistakes(release: Release) -> Iterator[Answer]:
 def _declared(release: Release) -> Iterator[str]:
     """Yield what the schema says of values, by column; all of it is published."""
     columns = () if release.schema is None else release.schema.columns
+    if columns:
+        kinds = {kind: [each.name for each in columns if each.kind == kind] for kind in {c.kind: None for c in columns}}
+        yield f"the kind of each column: {'; '.join(f'{kind}: {listed(names)}' for kind, names in kinds.items())}"
     for column in columns:
         stated = []
         if column.range is not None:

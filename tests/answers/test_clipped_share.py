@@ -166,7 +166,7 @@ def test_answers_say_what_the_schema_did_to_values_and_why_the_population_is_mis
     assert "rows are independent draws from it" in text
     assert "for the rows as they are" in text.lower()
     found = re.search(
-        r"exp of a coefficient is the factor of 1 \+ spend for one unit: member ([\d.]+) \(([\d.]+) \.\. ", text
+        r"One unit of a column multiplies 1 \+ spend by exp of its coefficient: member ([\d.]+) \(([\d.]+) \.\. ", text
     )
     assert found is not None, text
     log = np.log1p(frame["spend"])

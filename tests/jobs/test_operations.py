@@ -14,7 +14,7 @@ from faults.nightly import JOB
 from support.cli_scene import Call
 from support.nightly_scene import Place
 
-from dpdist.core.errors import RefusedError
+from dpdist.core.errors import DataError, RefusedError
 from dpdist.core.ledger import state_folder
 from dpdist.jobs import job_file, last_run, status
 
@@ -37,9 +37,9 @@ def test_the_witness_of_a_run_by_hand_is_found_by_the_one_of_cron(
     place.run()
     place.arrive("d2")
     monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "cron"))
-    told = place.refused("A witness of .* is in .*, perhaps the state folder of an earlier command")
-    assert told.index("export") < told.index("If it is a copy") < told.index("adopt")  # which charges the whole budget
-    cure = re.findall(r"export (DPDIST_STATE_HOME)=(\S+)", told)
+    told = place.refused("A witness of .* is in .*, perhaps the one of an earlier command")
+    assert told.index("If it is a copy") < told.index("adopt") < told.index("export")  # which charges the whole budget
+    cure = re.findall(r"export (DPDIST_STATE_HOME)=(\S+)$", told)
     assert cure == [("DPDIST_STATE_HOME", str(home))]
     monkeypatch.setenv(*cure[0])
     assert place.run().periods == 2
@@ -54,7 +54,7 @@ def test_the_witness_of_cron_is_found_by_a_run_by_hand(
     place.run()
     monkeypatch.delenv("DPDIST_STATE_HOME")
     place.arrive("d2")
-    assert f"export DPDIST_STATE_HOME={tmp_path / 'installed'}" in place.refused("state folder of an earlier command")
+    assert f"export DPDIST_STATE_HOME={tmp_path / 'installed'}" in place.refused("the one of an earlier command")
     assert not home.exists() or not list((home / "witness").glob("*.json"))
 
 
@@ -154,3 +154,22 @@ def test_ledger_show_names_periods_and_files(place: Place, call: Call) -> None:
     assert f"replace-one; of 2 periods, d1 to d2 {place.published / 'd1--d2.zarr'} " in shown
     listed = call("ledger", "show", place.folder / "visits.ledger", "--json").json["releases"]
     assert {Path(each["path"]).name for each in listed} == {path.name for path in place.published.glob("*.zarr")}
+
+
+def test_a_night_without_a_header_publishes_and_logs_no_row(place: Place) -> None:
+    job = JOB.replace("[rows]", '[rows]\nheader = "yes"')
+    (place.incoming / "d1.csv").write_text("47,81234.5,1\n1,2,3\n")
+    told = place.refused("It may be a row", DataError, job)
+    assert "81234" not in told
+    assert not list(place.published.glob("*.zarr"))
+    (place.incoming / "d1.csv").write_text("a,b,c\n1,2,3\n2,4,7\n")
+    place.run()
+    (place.incoming / "d2.csv").write_text("Ann,Berlin,x\n1,2,3\n2,4,6\n")
+    told = place.refused("has other columns than earlier periods, which have a, b, c", DataError)
+    assert "Berlin" not in told
+
+
+def test_status_as_json_has_the_last_run(place: Place, call: Call) -> None:
+    place.arrive("d1")
+    assert call("run", place.job).code == 0
+    assert call("status", place.job, "--json").json["last_run"]["exit_code"] == 0

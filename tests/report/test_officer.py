@@ -81,7 +81,7 @@ def test_each_line_of_the_recomputation_follows_from_those_before(asked: dict[st
     epsilon = asked.get("epsilon", 1)
     assert delta_of(math.sqrt(squared), epsilon) == pytest.approx(1e-6, rel=1e-2)
     assert float(re.findall(r"= ([\d.e-]+) at ε = ", told)[0]) == pytest.approx(1e-6, rel=1e-3)
-    guess = float(re.findall(r"Φ\(mu/2\) = ([\d.]+) is", told)[0])
+    guess = float(re.findall(r"Φ\(mu/2\) = ([\d.]+) of", told)[0])
     assert guess == pytest.approx(NORMAL.cdf(math.sqrt(squared) / 2), abs=1e-4)
     alone = float(re.findall(r"exp\(-ε\)\) = ([\d.]+);", told)[0])
     assert guess < alone == pytest.approx(1 / (1 + math.exp(-epsilon)), abs=1e-4)

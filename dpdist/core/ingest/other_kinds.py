@@ -27,7 +27,7 @@ def _packed(codec: str) -> str:
     return f"Unpack it; in Python: pathlib.Path(NEW).write_bytes({stream}.read())"
 
 
-_EXCEL = "Save it as .csv; in Python: pandas.read_excel(FILE).to_csv(NEW, index=False)"
+_EXCEL = "Save it as .csv (pip install openpyxl); in Python: pandas.read_excel(FILE).to_csv(NEW, index=False)"
 _HDF5 = (
     "Rename it to .h5ad if AnnData wrote it, or to .nc if it is NetCDF. Otherwise save it as .npy or .parquet; in "
     "Python: numpy.save(NEW, h5py.File(FILE)['NAME'][:]), or, if pandas wrote it, "

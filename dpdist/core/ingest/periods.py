@@ -193,8 +193,8 @@ def _require_same(entry: Path, read: Sequence[SourceFile], ingested: RowsTable, 
     if before is not None:
         if ingested.names != before.names:
             raise DataError(
-                f"{entry} has the columns {listed(ingested.names)}; earlier periods have {listed(before.names)}. "
-                "Give it the same columns."
+                f"{entry} has other columns than earlier periods, which have {listed(before.names)}. Give it the same "
+                "columns, under a header that names them."
             )
         if ingested.schema != before.schema:
             raise DataError(

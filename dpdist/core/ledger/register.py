@@ -181,8 +181,8 @@ class Register:
     def note(self, rows: int, guarantee: Guarantee, dataset: str, unit: str | None) -> None:
         """Note a release of rows with a ledger, for warnings; workers read their values, so it has no fingerprints."""
         with self._lock:
-            alike = [fit for fit in self._fits if fit.rows == rows and fit.fingerprints is not None]
-            if alike:
+            alike = [fit for fit in self._fits if fit.rows == rows and fit.dataset != dataset]
+            if any(fit.fingerprints is not None for fit in alike):
                 same = {fit.unit for fit in alike} == {unit}
                 _warn_of_joint_cost([*(fit.guarantee for fit in alike), guarantee], alike=same)
             self._fits.append(_Fit(guarantee, None, rows, dataset, None, unit))
@@ -251,19 +251,19 @@ def _cost(
 
 
 def _warn_of_joint_cost(together: list[Guarantee], *, some: bool = False, alike: bool = True) -> None:
+    largest = max(guarantee.loss.delta_atto for guarantee in together)
     if not alike:
-        cost = "more than each one states, because losses of different privacy units cannot be added"
+        cost = "more than each one states; losses of different privacy units cannot be added"
     elif len({guarantee.neighbours for guarantee in together}) > 1:
-        cost = "more than each one states, because losses under different neighbours cannot be added"
+        cost = "more than each one states; losses under different neighbours cannot be added"
     else:
-        largest = max(guarantee.loss.delta_atto for guarantee in together)
         cost = _loss_text(_cost(accounting.composed_epsilon_micro, together, largest))
+        cost += ", provided that no request depended on an earlier answer"
     warn_caller(
         f"As many rows were released {'as now, or some of these, ' if some else ''}{_times(len(together) - 1)} before "
         "in this process. If they are about the same people, these releases together cost "
-        f"{cost}, provided that no request depended on an earlier answer. Rows "
-        "are recognised by the values of all their columns only, so charge all fits on the same people to one "
-        "dpdist.Budget (budget), or to the ledger of one rows.zarr.",
+        f"{cost}. Rows are recognised by the values of all their columns only, so charge all fits on the same people "
+        "to one dpdist.Budget (budget), or to the ledger of one rows.zarr.",
         UserWarning,
     )
 

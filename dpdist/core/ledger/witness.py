@@ -166,11 +166,12 @@ class Witnessed(FoldedLedger):
             elsewhere = self._witness.elsewhere(view.ledger_id)
             if elsewhere is not None:
                 raise RefusedError(
-                    f"A witness of the ledger {self._storage} is in {elsewhere}, perhaps the state folder of an "
-                    f"earlier command; this one looked for {path}. Nothing was drawn. If it is, give all commands of "
-                    f"this ledger that folder: export {VARIABLE}={quote(str(elsewhere))} . If it is a copy, or from a "
-                    f"backup, restore the newest one; if that is lost, {step('ledger adopt', self._storage)} continues "
-                    "and charges the whole budget."
+                    f"A witness of the ledger {self._storage} is in "
+                    f"{elsewhere / 'witness' / f'{view.ledger_id}.json'}, perhaps the one of an earlier command; this "
+                    f"one looked for {path}. Nothing was drawn. If it is a copy, or from a backup, restore the newest "
+                    f"one; if that is lost, {step('ledger adopt', self._storage)} continues and charges the whole "
+                    "budget. Otherwise move that file to where this command looked, or give all commands of this "
+                    f"ledger its state folder: export {VARIABLE}={quote(str(elsewhere))}"
                 )
             raise RefusedError(
                 f"The witness of the ledger {self._storage} is missing: there is no file {path}. Without it, "

@@ -100,7 +100,7 @@ def draft_of(
     ``owners`` are named like persons; ``owner``: what was said of whose a row is. ``left_out`` are ignored.
     ``ranged``: numbers need a range.
     """
-    name = _quoted(printable(str(source)))[1:-1]
+    name = _quoted(printable(str(source).replace("The table", "the table")))[1:-1]
     suggested = "What its cells look like only suggests it."
     if None in looks.values():
         suggested = "No cell was read, so every column is drafted as a number."

@@ -186,6 +186,8 @@ def cured(path: Path, header: str) -> Any:
         ("\ufeffa,b\n1,2\n", "utf-16-be", "yes", [[1, 2]]),
         ("1,5;2,5\n11,5;2,1\n12,5;2,2\n", "utf-8", "no", [[1.5, 2.5], [11.5, 2.1], [12.5, 2.2]]),
         ("sep=;\n1,5;2\n3;4\n", "utf-8", "no", [[1.5, 2], [3, 4]]),
+        ("Registry export,\nof 2026,\na,b\n1,2\n3,4\n", "utf-8", "yes", [[1, 2], [3, 4]]),
+        ("Registry export;;\na;b;c\n1,5;2;3\n3,5;4;5\n", "utf-8", "yes", [[1.5, 2, 3], [3.5, 4, 5]]),
         ("Registry export\nDate: 2026-01-01\n\na,b\n1,2\n3,4\n", "utf-8", "yes", [[1, 2], [3, 4]]),
         ("All of 2026\n\na;b\n1,5;2\n3,5;4\n", "utf-8", "yes", [[1.5, 2], [3.5, 4]]),
         ("income;age\n1.234,50;42\n345;43\n", "utf-8", "yes", [[1234.5, 42], [345, 43]]),
@@ -211,7 +213,10 @@ def test_numbers_with_commas_or_signs_are_told_as_that(tmp_path: Path) -> None:
         path.write_text(text)  # pandas has one mark of thousands for all columns
         assert "thousands='" not in refused(path, "decimal=','", "state separators of thousands")
     path.write_text("a;b\n1.234;2\n")
-    refused(path, "state separators of thousands or decimals (thousands=, decimal=)", "sep=';'")
+    refused(
+        path, "state separators of thousands or decimals (thousands=, decimal=)", "sep=';'",
+        "if 1.234 is near one there, or pandas.read_csv(FILE, sep=';', thousands='.').to_csv(NEW, index=False) if",
+    )  # fmt: skip
     path.write_text("a,b;c,d\n1.5,red;blue,3\n2.5,green;red,4\n")
     assert stored(ingest(path, tmp_path / "rows.zarr", columns=["a", "d"]).path).tolist() == [[1.5, 3], [2.5, 4]]
 
@@ -255,3 +260,18 @@ def test_a_draft_asks_whether_a_column_named_like_a_person_is_the_privacy_unit(t
     (tmp_path / "s.toml").write_text(draft)
     done = call(*asked)
     assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize("first", ["-0.652,-0.175,1.664", "47,812,3", "47,81234.5,x", "Ann,1.5,7"])
+def test_a_row_does_not_become_the_names_of_columns_which_are_published(tmp_path: Path, first: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(f"{first}\n1,2,3\n4,5,6\n")
+    told = refused(path, "It may be a row, and names are published", choices=Choices(header="yes"))
+    assert not any(cell in told for cell in first.split(",") if len(cell) > 1)
+
+
+@pytest.mark.parametrize("first", ["0,1,2", "1,2,3", "2019,2020,2021", "id,2019,2020"])
+def test_numbers_that_count_may_name_columns(tmp_path: Path, first: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(f"{first}\n7,8,9\n4,5,7\n")
+    assert ingest(path, tmp_path / "rows.zarr", choices=Choices(header="yes")).names == tuple(first.split(","))

@@ -216,7 +216,7 @@ def test_the_donor_may_be_the_privacy_unit(tmp_path: Path, version: Literal[2, 3
 def test_cells_without_a_privacy_unit_are_refused(tmp_path: Path) -> None:
     for donors in (
         pd.Categorical(["secretword", None, "x"]), pd.array([73519, None, 1], dtype="Int64"),
-        np.array([73519.25, 1, 2]), np.array([True, False, True]),
+        np.array([73519.25, 1, 2]), np.array([2.0**24, 1, 2], "f4"),
     ):  # fmt: skip
         adata = anndata.AnnData(np.ones((3, 3)), obs=pd.DataFrame({"donor": donors}, index=["a", "b", "c"]))
         with warnings.catch_warnings():

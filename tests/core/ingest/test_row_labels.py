@@ -77,7 +77,7 @@ def test_times_places_fractions_and_truth_values_name_no_person(tmp_path: Path, 
     data = table(*NO_NAMES[kind], dimension="x")
     for number, source in enumerate((saved(tmp_path / "t.nc", data), saved(tmp_path / "t.zarr", data), data)):
         assert ingest_rows(source, tmp_path / f"{number}.zarr").rows == 3
-    with pytest.raises(UsageError, match="no column x"):
+    with pytest.raises(UsageError, match="no column 'x'"):
         ingest_rows(tmp_path / "t.nc", tmp_path / "no.zarr", privacy_unit="x", max_rows=1)
 
 

@@ -35,7 +35,7 @@ def test_a_raised_budget_is_that_of_a_ledger_declared_so_with_a_condition(ledger
     first, second = gaussian("1", "1e-6"), gaussian("2", "1e-6")
     charged(ledger, "one", first)
     with pytest.raises(
-        RefusedError, match=r"raised: dpdist ledger raise .* --budget-epsilon 3 --budget-delta 0.000002"
+        RefusedError, match=r"answer: dpdist ledger raise .* --budget-epsilon 3 --budget-delta 0.000002"
     ):
         charged(ledger, "two", second)
     balance = ledger.raise_budget(LARGE)

@@ -215,7 +215,7 @@ def test_a_lost_witness_stops_all_and_costs_every_copy_the_whole_budget_even_if_
     third = copy_of(place, "third")
     released(third, "c", b"the draw of c that is out")
     shutil.rmtree(state)  # as in a new container, or on another host
-    cure = r"mount the volume.*DPDIST_STATE_HOME.*dpdist ledger adopt.*whole budget"
+    cure = r"DPDIST_STATE_HOME.*mount the volume.*dpdist ledger adopt.*whole budget"
     for use in (lambda: reserve(ledger, "c"), lambda: ledger.begin("b"), lambda: ledger.commit("b", 1, [b"draw"])):
         with pytest.raises(RefusedError, match=cure):
             use()

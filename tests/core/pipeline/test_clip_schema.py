@@ -112,7 +112,7 @@ RELEASE = ("--epsilon", "1", "--delta", "1e-6")
 
 def test_ingest_advises_the_word_and_the_counts_are_right_as_typed(table: pd.DataFrame, call: Call) -> None:
     said = call(*INGEST)
-    assert "The schema's ranges limit every row to norm 1.415: --clip schema clips none." in said.out
+    assert "The schema's ranges limit every row to norm 1.415, so --clip schema clips nothing." in said.out
     assert "--centre private" not in said.out
     about_zero = ("--clip", "schema", "--centre", "none")
     made = call("release", "rows.zarr", "release.zarr", *RELEASE, *about_zero)
@@ -211,7 +211,7 @@ def test_without_a_mean_every_answer_says_what_it_is_about_and_a_file_is_refused
     assert (said.code, "--centre private, which costs nothing; or ingest" in said.message) == (2, True)
     assert not Path("u.ledger").exists()
     ingested = call("ingest", "u.csv", "u.zarr", "--schema", "u.toml", *INGEST[5:])
-    assert "--clip schema clips none." in ingested.out
+    assert "--clip schema clips nothing." in ingested.out
     assert call("release", "u.zarr", "about.zarr", *asked).code == 0
     assert call("release", "u.zarr", "mean.zarr", *asked[:-2]).code == 0
     about = "about the middle of each range, as no mean was released"

@@ -273,7 +273,7 @@ def test_dropped_rows_count_as_the_centre_and_join_no_histogram(tmp_path: Path) 
     # of the rows that are there the variance is 25; the others stand at the centre
     assert told.covariance_[0, 0] * 100**2 == pytest.approx(25 * (1 - share), rel=0.15)
     assert told.location_[0] * 100 + 2000 == pytest.approx(1990, abs=1)
-    assert clipped_rows(found).describe().endswith(", with rows without year replaced by the centre")
+    assert clipped_rows(found).describe().endswith(", with rows that lack year replaced by the centre")
 
 
 def small(path: Path, rows: int = 5000, epsilon: str = "2", unit: Unit | None = None) -> Path:

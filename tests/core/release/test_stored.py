@@ -55,7 +55,8 @@ def test_what_older_versions_stored_is_refused_in_one_paragraph(older: Path, cal
     assert done.out == ""
     (message,) = done.err.splitlines()
     assert said in message
-    assert {name: read for name, read in tree(older).items() if "lock" not in name} == before
+    notes = ("lock", "state/runs")  # how the run ended is noted
+    assert {name: read for name, read in tree(older).items() if not any(each in name for each in notes)} == before
 
 
 CREATE = ("ledger", "create", "new.ledger", "--rows", "new.zarr", "--budget-epsilon", "3", "--budget-delta", "1e-5")

@@ -97,9 +97,10 @@ def test_a_release_is_flushed_before_its_publication_is_recorded(
         assert target.exists() == (place == target.parent)  # the folder's new entry last, all else before it
         flushed.add("/".join(place.relative_to(target.parent).parts[1:]) if place != target.parent else "..")
 
-    def record(ledger: Ledger, release_id: str) -> None:
+    def record(ledger: Ledger, release_id: str, path: str) -> None:
+        assert path == str(target)
         assert flushed == {"..", "", *(str(path.relative_to(target)) for path in target.rglob("*"))}
-        recorded(ledger, release_id)
+        recorded(ledger, release_id, path)
 
     monkeypatch.setattr(os, "fsync", seen)
     monkeypatch.setattr(Ledger, "published", record)

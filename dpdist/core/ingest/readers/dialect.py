@@ -54,10 +54,12 @@ def otherwise(lines: Sequence[str]) -> str | None:
             remark = " (see that its mark of thousands, thousands=, is one in all columns)"
         else:
             remark = ", and state separators of thousands or decimals (thousands=, decimal=)"
-    return (
-        f" {' '.join(sentences)} Save it with commas between cells and points within numbers{remark}; in Python: "
-        f"pandas.read_csv({', '.join(options)}).to_csv(NEW, index=False{header})."
-    )
+    typed = f"pandas.read_csv({', '.join(options)}).to_csv(NEW, index=False{header})"
+    if mark is not None and not certain and _may_group(cells):
+        other = typed.replace(").to_csv", ", thousands='.').to_csv")
+        typed = f"{typed} if 1.234 is near one there, or {other} if it is above a thousand"
+    saved = f"Save it with commas between cells and points within numbers{remark}; in Python: {typed}."
+    return f" {' '.join(sentences)} {saved}"
 
 
 def _cells(lines: Sequence[str], mark: str) -> Sequence[Sequence[str]]:
@@ -77,6 +79,13 @@ def _of_numbers(numbers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[s
     return ["decimal=','"] * comma + [f"thousands={mark!r}" for mark in thousands]
 
 
+def _may_group(rows: Sequence[Sequence[str]]) -> bool:
+    """Whether a column of numbers with points may have groups of thousands: nothing tells, so both are shown."""
+    grouped = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+")
+    columns = ([cell.strip() for cell in column if "." in cell] for column in zip_longest(*rows[1:], fillvalue=""))
+    return any(column and all(map(grouped.fullmatch, column)) for column in columns)
+
+
 def _groups_thousands(mark: str, both: re.Pattern[str], columns: Sequence[Sequence[str]]) -> bool:
     """Whether a mark groups thousands wherever it stands, in columns that leave no doubt: pandas has one for all."""
     grouped = re.compile(rf"[+-]?\d{{1,3}}({re.escape(mark)}\d{{3}})+([.,]\d+)?")
@@ -90,7 +99,7 @@ def _groups_thousands(mark: str, both: re.Pattern[str], columns: Sequence[Sequen
 def _title(lines: Sequence[str], skipped: int) -> int:
     """Return how many lines stand before a table: some of one cell, perhaps, such as the title of an export."""
     for number, line in enumerate(lines[skipped:], skipped):
-        if len(_cells([line], ",")[0]) > 1 or any(len(_cells([line], mark)[0]) > 1 for mark in ";\t|"):
+        if any(sum(bool(cell.strip()) for cell in _cells([line], mark)[0]) > 1 for mark in ",;\t|"):
             rest = [other for other in lines[number:] if other.strip()]
             alike = len(rest) > 1 and all(_alike(rest[0], other) for other in rest)
             return number if alike and any(other.strip() for other in lines[skipped:number]) else skipped

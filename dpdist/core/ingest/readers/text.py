@@ -157,7 +157,8 @@ class Csv(Tabular):
         cure = attempt(self.path, lambda: otherwise(self._start()))
         other = f"{self.path} has 1 column if commas separate the cells, and a table needs two or more."
         if cure:
-            raise DataError(f"{other}{cure}")  # a later message would quote the whole line as the name of a column
+            problem = f"{self.path}:" if "," in self._start()[0] else other
+            raise DataError(f"{problem}{cure}")  # a later message would quote the whole line as the name of a column
         first: tuple[int, list[str]] | None = attempt(self.path, partial(next, self._records(), None))
         if first is None:
             raise NoRowsError(f"{self.path} is empty. Put comma-separated numbers there.")
@@ -186,6 +187,7 @@ class Csv(Tabular):
                 raise header_asked(self.path)
         if self._header_choice == "no":
             return 0, numbered(len(cells))
+        _require_names(self.path, cells)
         over = sum(len(_BREAK.findall(cell)) for cell in cells)  # a name may span lines
         return number + over, tuple(cell or f"c{index}" for index, cell in enumerate(cells))
 
@@ -443,6 +445,19 @@ def ends_before(path: Any, offset: int) -> int:
     """Return the number of line ends before an offset: line feeds, carriage returns, or both."""
     with io.TextIOWrapper(opened_range(path, 0, offset), "latin-1") as text:
         return sum(block.count("\n") for block in iter(partial(text.read, PIECE), ""))
+
+
+def _require_names(path: object, cells: list[str]) -> None:
+    """Refuse a first line of numbers as names, which are published: it may be a row."""
+    numbers = [cell.strip() for cell in cells if _kind(cell) == "number"]
+    whole = [int(cell) for cell in numbers if cell.isascii() and cell.isdecimal()]
+    counted = whole == [*range(whole[0], whole[0] + len(whole))] if whole else False  # pandas' columns, or years
+    if len(whole) < len(numbers) or (len(numbers) == len(cells) and not counted):
+        raise DataError(
+            f"{path}: the first line, which is to name the columns, holds numbers. It may be a row, and names are "
+            f"published. If it is a row, add {parameter('header', 'no')}, or put a header above it; if these are "
+            "names, put a letter before each number."
+        )
 
 
 def _kind(cell: str) -> str:
