@@ -17,6 +17,7 @@ from dpdist.core.frames import as_frame, is_a
 from dpdist.core.rows.columns import Column
 from dpdist.core.rows.encoding import transformed
 from dpdist.core.rows.schema import Schema
+from dpdist.core.runtime.cluster import computed
 from dpdist.estimators.checked import RowsError
 
 Names = Sequence[str]
@@ -42,6 +43,8 @@ def indicators_of(y: Any, classes: tuple[Any, ...], estimator: object) -> tuple[
     name = name if isinstance(name, str) and (is_a(y, "pandas", "Series") or is_a(y, "dask", "Series")) else "y"
     if is_a(y, "dask", "Series"):
         y = (y if isinstance(y.dtype, np.dtype) else y.astype(object)).to_dask_array()
+    if is_a(y, "xarray", "DataArray"):
+        y = y.data
     if is_a(y, "dask", "Array"):
         if y.ndim != 1:
             raise RowsError("y must have one class per row, so one dimension.")
@@ -56,7 +59,7 @@ def indicators_of(y: Any, classes: tuple[Any, ...], estimator: object) -> tuple[
 
 def labels_of(y: Any) -> Any:
     """Return the classes of rows in memory, (n,)."""
-    values = np.asarray(y)
+    values = np.asarray(computed(y))
     values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
     if values.ndim != 1:
         raise RowsError("y must have one class per row, so one dimension.")

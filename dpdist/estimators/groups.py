@@ -128,7 +128,7 @@ def groups_of(name: str, groups: Any) -> Groups:
 
 def _units(groups: Any) -> Any:
     """Return units as int64, or as keyed digests of names, (n,)."""
-    groups = computed(groups) if hasattr(groups, "compute") and hasattr(groups, "dask") else groups
+    groups = computed(groups)
     if np.ma.is_masked(groups):
         raise RowsError("groups is a masked array, and lacks the unit of some rows. Give each row one.")
     values = np.asarray(groups)

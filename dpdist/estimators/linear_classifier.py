@@ -20,6 +20,7 @@ from dpdist.core.ingest.registered import open_rows
 from dpdist.core.naming import ESTIMATORS, naming
 from dpdist.core.release.artefact import Release
 from dpdist.core.rows.schema import Schema
+from dpdist.core.runtime.cluster import computed, computing_on
 from dpdist.estimators import fit as fits
 from dpdist.estimators.base import Matrix, PrivateEstimator
 from dpdist.estimators.checked import RowsError
@@ -35,7 +36,7 @@ from dpdist.estimators.classes import (
     require_category,
     rows_by,
 )
-from dpdist.estimators.groups import apart
+from dpdist.estimators.groups import apart, without
 from dpdist.estimators.inputs import rows_at, rows_in_memory, set_columns, user_names
 from dpdist.estimators.targets import Targets, require_same_labels, require_same_rows, with_labels_of
 
@@ -49,6 +50,7 @@ class LinearClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
     _centre = "schema"
     classes: Classes | None
     schema: Schema | str | os.PathLike[str] | None
+    _target_column: Any = None  # the name of the column of X that was the target of the fit
 
     @classmethod
     def from_release(
@@ -110,12 +112,12 @@ class LinearClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
         DataError
             If X or y cannot be used; also a ValueError for data in memory.
         """
-        with naming(ESTIMATORS):
+        with naming(ESTIMATORS), computing_on(self.cluster):
             if not _is_centred(self.centre, self.scale):
                 raise UsageError("A classifier needs the mean, and classes about their middle. Leave centre out.")
             stored = rows_at(X) is not None
             if stored or self.schema is not None:
-                target, classes, features = _named(y), None, None
+                target, classes, features, self._target_column = _named(y), None, None, None
                 if stored:
                     require_category(open_rows(X).schema, target)  # type: ignore[arg-type] # a path
                 with self._missing_by_schema(stored=stored):
@@ -124,7 +126,7 @@ class LinearClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
                     fits.released(self, rows, fits.require_matrix, groups=groups)
             else:
                 classes = classes_named(self.classes)
-                X, y, _ = apart(X, y, groups)  # noqa: N806 - scikit-learn's names
+                X, y, self._target_column = apart(X, y, groups)  # noqa: N806 - scikit-learn's names
                 require_same_labels(X, y)
                 target, data = indicators_of(with_labels_of(X, y), classes, self)
                 names = (target,) if len(classes) == 2 else tuple(f"{target}={name}" for name in classes)
@@ -170,7 +172,8 @@ class LinearClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
 
     def predict(self, X: object) -> Any:  # noqa: N803
         """Return the most probable class of each row, (n,). Private, as ``predict_proba``."""
-        return self.classes_[np.asarray(self.predict_proba(X)).argmax(axis=1)]
+        with computing_on(self.cluster):
+            return self.classes_[np.asarray(computed(self.predict_proba(X))).argmax(axis=1)]
 
     def score(self, X: object, y: object, sample_weight: object = None) -> float:  # noqa: N803 - scikit-learn's names
         """Return the share of rows whose class is predicted; DataError for a class that the model does not have.
@@ -182,12 +185,13 @@ class LinearClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
         check_is_fitted(self, "coef_")
         frame: Any = X
         labels: Any = frame[y] if isinstance(y, str) and hasattr(X, "columns") and y in frame.columns else y
-        with naming(ESTIMATORS):
-            places, known = np.asarray(self.predict_proba(X)).argmax(axis=1), self._coded(labels_of(labels))
-            require_same_rows(places, known)
+        with naming(ESTIMATORS), computing_on(self.cluster):
+            predicted = np.asarray(computed(self.predict_proba(X))).argmax(axis=1)
+            is_class = self._coded(labels_of(labels))
+            require_same_rows(predicted, is_class)
         fits.warn_of_score(self)
         weights = None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
-        return float(np.average(known[np.arange(len(known)), places], weights=weights))
+        return float(np.average(is_class[np.arange(len(is_class)), predicted], weights=weights))
 
     def summary(self) -> str:
         """Return the coefficients of each class, with intervals if there are some, and the guarantee as text.
@@ -300,7 +304,7 @@ class LinearClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
         check_is_fitted(self, "coef_")
         with naming(ESTIMATORS):
             refusal = f"{type(self).__name__} predicts rows in memory or lazy ones, not the path of a rows.zarr."
-            data = self._encoded(data)
+            data = self._encoded(without(data, self._target_column))
             return rows_in_memory(self, data, refusal).mapped(function, len(names), np.float64, names, "class")
 
     def _encoded(self, data: Any) -> Any:

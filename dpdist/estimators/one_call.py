@@ -230,7 +230,7 @@ def _by_unit(table: Any, owner: Owner, schema: Schema | None) -> tuple[Any, Any,
     require_table(table, "table")
     table = in_one_order(table, owner.column)
     data, groups = column_of(table, owner.column)
-    groups = computed(groups) if hasattr(groups, "dask") else groups  # of persisted rows
+    groups = computed(groups)  # of persisted rows
     if schema is not None:
         _require_units(schema, owner.column, groups)
     return data if schema is None else as_frame(table), groups_of(owner.column, groups), owner

@@ -28,7 +28,7 @@ from dpdist.core.pipeline.projection import Projector, scores_in_memory
 from dpdist.core.release.artefact import Release, open_release
 from dpdist.core.release.bounds import Dimensions
 from dpdist.core.release.request import ReleaseRequest
-from dpdist.core.runtime.cluster import AnyCluster
+from dpdist.core.runtime.cluster import AnyCluster, computed, computing_on
 from dpdist.estimators import fit as fits
 from dpdist.estimators import likelihood
 from dpdist.estimators.base import Matrix, PrivateEstimator, Shared, with_shared_parameters
@@ -386,7 +386,8 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         y
             Ignored.
         """
-        mean = float(self.score_samples(X).mean())
+        with computing_on(self.cluster):
+            mean = float(computed(self.score_samples(X)).mean())
         fits.warn_of_score(self)
         return mean
 

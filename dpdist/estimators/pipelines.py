@@ -1,8 +1,9 @@
 """Steps before a private one in a scikit-learn pipeline: what they learn from the rows, they learn without noise.
 
 scikit-learn tells a step nothing of its pipeline, so that is looked up among the calls that led here; by then the
-earlier steps are fitted, and hold what they learnt. A pipeline whose steps run in other processes is not seen, nor is a
-step that ran before the pipeline (:func:`dpdist.estimators.fit` refuses rows that were standardised).
+earlier steps are fitted, and hold what they learnt. This guards against a mistake, not an intention: not seen are a
+pipeline whose steps run in other processes, a step that ran before it (:func:`dpdist.estimators.fit` refuses rows that
+were standardised), and a step that learns in the function of a FunctionTransformer, its parameters or its class.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from typing import Any
 
 from sklearn.compose import ColumnTransformer
 from sklearn.pipeline import FeatureUnion, Pipeline
-from sklearn.utils import get_tags
 
 from dpdist.core.errors import RefusedError
 from dpdist.core.rows.schema import Schema
@@ -41,7 +41,8 @@ _PUBLIC: Mapping[str, Callable[[Any], bool]] = {
     "RBFSampler": lambda step: step.gamma != "scale",
     "OneHotEncoder": _by_categories,
     "OrdinalEncoder": _by_categories,
-    "SimpleImputer": lambda step: step.strategy == "constant",
+    "SkewedChi2Sampler": _always,
+    "SimpleImputer": lambda step: step.strategy == "constant" and step.keep_empty_features and not step.add_indicator,
     "StandardScaler": lambda step: not (step.with_mean or step.with_std),
     "SplineTransformer": lambda step: not isinstance(step.knots, str),
     "CountVectorizer": lambda step: step.vocabulary is not None,
@@ -49,8 +50,8 @@ _PUBLIC: Mapping[str, Callable[[Any], bool]] = {
     "TfidfTransformer": lambda step: not step.use_idf,
 }
 """Steps of scikit-learn that learn nothing but the number of columns, if so, and hold something all the same."""
-_NEUTRAL = {"n_features_in_", "feature_names_in_", "n_features_out_", "n_samples_seen_"}
-"""What a step may hold after a fit: shapes and names."""
+_NEUTRAL = {"n_features_in_", "feature_names_in_", "n_features_out_", "n_samples_seen_", "is_fitted_"}
+"""What a step may hold after a fit: that there was one, shapes and names."""
 
 
 def require_nothing_learnt(estimator: PrivateEstimator) -> None:
@@ -103,11 +104,9 @@ def _learns(step: Any) -> bool:
         return False  # 'passthrough' and 'drop' are texts
     if type(step).__module__.partition(".")[0] == "sklearn" and type(step).__name__ in _PUBLIC:
         return not _PUBLIC[type(step).__name__](step)
-    try:
-        if not get_tags(step).requires_fit:
-            return False
-        given = set(step.get_params(deep=False))
-    except AttributeError:  # it is no estimator of scikit-learn
-        given = set()
-    held = {name for name in getattr(step, "__dict__", {}) if not name.startswith(("_sklearn", "_metadata"))}
-    return bool(held - given - _NEUTRAL)
+    parameters = step.get_params(deep=False) if hasattr(step, "get_params") else {}
+    attributes = {name for name in getattr(step, "__dict__", {}) if not name.startswith(("_sklearn", "_metadata"))}
+    inner = [value for value in parameters.values() if hasattr(value, "fit") and not isinstance(value, type)]
+    return bool(attributes - set(parameters) - _NEUTRAL) or any(
+        _learns(part) for value in inner for part in _parts(value)
+    )

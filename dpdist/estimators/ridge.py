@@ -25,6 +25,7 @@ from dpdist.core.naming import ESTIMATORS, naming
 from dpdist.core.privacy.guarantee import Neighbours
 from dpdist.core.release.advice import weightless
 from dpdist.core.release.artefact import Release
+from dpdist.core.runtime.cluster import computed, computing_on
 from dpdist.core.text import counted
 from dpdist.estimators import fit as fits
 from dpdist.estimators.base import Matrix, PrivateEstimator, Shared, with_shared_parameters
@@ -146,7 +147,7 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
 
     _centre = "private"
 
-    _taken: Any = None  # the name of the column of X that was the target of the fit
+    _target_column: Any = None  # the name of the column of X that was the target of the fit
 
     def __init__(
         self, ridge: float | str = AUTO, *, n_components: int | str | None = None, **shared: Unpack[Shared]
@@ -226,19 +227,18 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
         DataError
             If X or y cannot be used; also a ValueError for data in memory.
         """
-        with naming(ESTIMATORS):
+        with naming(ESTIMATORS), computing_on(self.cluster):
             _regularisation(self.ridge, self.n_components)
             if (path := rows_at(X)) is None:
-                X, y, taken = apart(X, y, groups)  # noqa: N806 - scikit-learn's names
+                X, y, self._target_column = apart(X, y, groups)  # noqa: N806 - scikit-learn's names
                 targets = targets_of(with_labels_of(X, y), self)
                 require_same_labels(X, y)
                 join = partial(self._joined, targets)
                 release = fits.released(self, X, fits.require_matrix, targets=targets.names, join=join, groups=groups)
-                self._taken = taken
                 target: Names = targets.names[0] if targets.flat else targets.names
                 on: Names | None = [name for name in release.names if name not in targets.names]
             else:
-                target, on = _named(y), None
+                target, on, self._target_column = _named(y), None, None
                 table = open_rows(path)
                 indices = column_indices(table, _listed(target), "y")  # before anything is charged
                 names = [table.names[i] for i in indices]
@@ -272,7 +272,7 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
         check_is_fitted(self, "coef_")
         with naming(ESTIMATORS):
             refusal = "predict takes rows in memory or lazy, with the columns of X, not the path of a rows.zarr."
-            rows = rows_in_memory(self, without(X, self._taken), refusal)
+            rows = rows_in_memory(self, without(X, self._target_column), refusal)
             slopes, start = np.atleast_2d(self.coef_).T, np.atleast_1d(self.intercept_)
             names = [str(name) for name in self.target_names_]
             predictions = rows.mapped(
@@ -293,15 +293,18 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
             (n,), or None.
         """
         check_is_fitted(self, "coef_")
-        targets = targets_of(y, self)
-        require_same_labels(X, y)
-        if len(targets.names) != self.target_names_.size:
-            raise RowsError(f"y has {counted(len(targets.names), 'column')}, and the fit {self.target_names_.size}.")
+        with naming(ESTIMATORS), computing_on(self.cluster):
+            targets = targets_of(y, self)
+            require_same_labels(X, y)
+            if len(targets.names) != self.target_names_.size:
+                raise RowsError(
+                    f"y has {counted(len(targets.names), 'column')}, and the fit {self.target_names_.size}."
+                )
+            predicted, observed = np.asarray(computed(self.predict(X))), np.asarray(computed(targets.data))
         from sklearn.metrics import r2_score  # noqa: PLC0415 - slow to import, rarely used
 
-        predicted, known = np.asarray(self.predict(X)), np.asarray(targets.data)  # lazy ones are computed
-        require_same_rows(predicted, known)
-        r2 = converted(sample_weight, "sample_weight", lambda w: r2_score(known, predicted, sample_weight=w))
+        require_same_rows(predicted, observed)
+        r2 = converted(sample_weight, "sample_weight", lambda w: r2_score(observed, predicted, sample_weight=w))
         fits.warn_of_score(self)
         return float(r2)
 

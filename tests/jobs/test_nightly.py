@@ -147,7 +147,7 @@ def test_a_new_period_that_cannot_be_used_keeps_those_after_it_waiting(place: Pl
     wrong = place.incoming / "d2.csv"
     for text, said in (
         ("c0,c1,c2\n1,2,x\n", "not a number"),
-        ("c0,c1\n1,2\n", r"d2.csv has the columns c0, c1; earlier periods have c0, c1, c2"),
+        ("c0,c1\n1,2\n", r"d2.csv has other columns than earlier periods, which have c0, c1, c2"),
     ):
         wrong.write_text(text)
         place.refused(said, DataError)

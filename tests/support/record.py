@@ -197,9 +197,10 @@ class Recorder:
     found: dict[str, Record] = field(default_factory=dict)
 
     def said(self, text: str) -> str:
-        """Return a text without what is of this run: folders and seconds."""
+        """Return a text without what is of this run: folders and times."""
         text = text.replace(str(self.folder), "FOLDER")
         text = re.sub(r"\d+(\.\d+)? (s|seconds)\b", "SECONDS", text)
+        text = re.sub(r"\b\d\d:\d\d:\d\d\b", "TIME", text)
         text = re.sub(r"\b[0-9a-f]{64}\b", "HEAD", text)  # of a ledger
         return text.replace(datetime.now(tz=UTC).date().isoformat(), "TODAY")
 

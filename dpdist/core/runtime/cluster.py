@@ -395,10 +395,13 @@ def named_client() -> Any:
     return _COLLECTIONS_ON.get()
 
 
-def computed(collection: Any) -> Any:
-    """Return the result of a Dask collection, of the client that a user named, if any."""
+def computed(values: Any) -> Any:
+    """Return the result of a Dask collection, of the client that a user named, if any; other values as they are."""
+    graph = getattr(values, "__dask_graph__", None)  # of a DataArray of NumPy, it returns None
+    if graph is None or graph() is None:
+        return values
     client = named_client()
-    return collection.compute() if client is None else client.compute(collection, sync=True)
+    return values.compute() if client is None else client.compute(values, sync=True)
 
 
 def persisted(collection: Any) -> Any:

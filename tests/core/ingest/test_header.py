@@ -75,10 +75,10 @@ def test_a_draft_of_text_never_guesses_that_a_first_line_holds_names(tmp_path: P
 
 def test_the_commands_that_are_told_do_what_they_say(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
-    path.write_text("2019,2020\n1,2\n3,4\n")
-    assert ingest(path, tmp_path / "yes.zarr", choices=Choices(header="yes")).names == ("2019", "2020")
-    assert ingest(path, tmp_path / "no.zarr", choices=Choices(header="no")).names == ("c0", "c1")
-    assert stored(tmp_path / "no.zarr").tolist() == [[2019, 2020], [1, 2], [3, 4]]
+    path.write_text("2019,2020,2021\n1,2,3\n3,4,5\n")
+    assert ingest(path, tmp_path / "yes.zarr", choices=Choices(header="yes")).names == ("2019", "2020", "2021")
+    assert ingest(path, tmp_path / "no.zarr", choices=Choices(header="no")).names == ("c0", "c1", "c2")
+    assert stored(tmp_path / "no.zarr").tolist() == [[2019, 2020, 2021], [1, 2, 3], [3, 4, 5]]
     with pytest.raises(UsageError, match="--header takes yes"):
         Choices(header="maybe")
     np.save(tmp_path / "t.npy", np.ones((3, 2)))
@@ -262,7 +262,10 @@ def test_a_draft_asks_whether_a_column_named_like_a_person_is_the_privacy_unit(t
     assert done.code == 0, done.err
 
 
-@pytest.mark.parametrize("first", ["-0.652,-0.175,1.664", "47,812,3", "47,81234.5,x", "Ann,1.5,7"])
+@pytest.mark.parametrize("first", [
+    "-0.652,-0.175,1.664", "47,812,3", "47,81234.5,x", "Ann,1.5,7", "34,35,", "47,,inf", "5,5,5", "true,,false",
+    f"a,b,{'9' * 5000}",
+])  # fmt: skip
 def test_a_row_does_not_become_the_names_of_columns_which_are_published(tmp_path: Path, first: str) -> None:
     path = tmp_path / "t.csv"
     path.write_text(f"{first}\n1,2,3\n4,5,6\n")
@@ -270,7 +273,7 @@ def test_a_row_does_not_become_the_names_of_columns_which_are_published(tmp_path
     assert not any(cell in told for cell in first.split(",") if len(cell) > 1)
 
 
-@pytest.mark.parametrize("first", ["0,1,2", "1,2,3", "2019,2020,2021", "id,2019,2020"])
+@pytest.mark.parametrize("first", ["0,1,2", "1,2,3", "2019,2020,2021", "id,2019,2020", "400,410,420", "inf,b,c"])
 def test_numbers_that_count_may_name_columns(tmp_path: Path, first: str) -> None:
     path = tmp_path / "t.csv"
     path.write_text(f"{first}\n7,8,9\n4,5,7\n")

@@ -78,8 +78,8 @@ def test_a_disk_full_for_the_journal_changes_nothing(
 ) -> None:
     fence, head, connect = begun(folder_ledger, "a"), folder_ledger.head, FolderStorage._connect
 
-    def full(self: FolderStorage) -> sqlite3.Connection:
-        connection = connect(self)
+    def full(self: FolderStorage, **begin: Any) -> sqlite3.Connection:
+        connection = connect(self, **begin)
         connection.execute("PRAGMA max_page_count = 1")  # SQLite behaves as on a full disk
         return connection
 

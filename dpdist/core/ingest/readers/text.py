@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property, partial
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -449,10 +449,13 @@ def ends_before(path: Any, offset: int) -> int:
 
 def _require_names(path: object, cells: list[str]) -> None:
     """Refuse a first line of numbers as names, which are published: it may be a row."""
-    numbers = [cell.strip() for cell in cells if _kind(cell) == "number"]
-    whole = [int(cell) for cell in numbers if cell.isascii() and cell.isdecimal()]
-    counted = whole == [*range(whole[0], whole[0] + len(whole))] if whole else False  # pandas' columns, or years
-    if len(whole) < len(numbers) or (len(numbers) == len(cells) and not counted):
+    kinds = [_kind(cell) for cell in cells]
+    numbers = [cell.strip() for cell, kind in zip(cells, kinds, strict=True) if kind == "number"]
+    numbers = [cell for cell in numbers if any(map(str.isdecimal, cell))]  # inf may be a name among others
+    whole = [int(cell) for cell in numbers if cell.isdecimal() and len(cell) < 19]
+    steps = {after - before for before, after in pairwise(whole)}
+    counted = len(whole) > 2 and len(steps) == 1 and steps != {0}  # pandas' columns, years or wavelengths
+    if len(whole) < len(numbers) or not (counted or "text" in kinds or set(kinds) == {"nothing"}):
         raise DataError(
             f"{path}: the first line, which is to name the columns, holds numbers. It may be a row, and names are "
             f"published. If it is a row, add {parameter('header', 'no')}, or put a header above it; if these are "

@@ -205,7 +205,7 @@ def _apart(members: Mapping[str, Any]) -> str | None:
     return AS_FRAME.format(_FRAME) if alike else None
 
 
-_FRAME = "pandas.DataFrame({name: array[:] for name, array in zarr.open_group(FILE, mode='r').arrays()})"
+_FRAME = "pandas.DataFrame({name: array[:] for name, array in sorted(zarr.open_group(FILE, mode='r').arrays())})"
 
 
 def _own_store_error(path: Any) -> RefusedError:
