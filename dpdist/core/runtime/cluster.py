@@ -397,8 +397,11 @@ def named_client() -> Any:
 
 def computed(values: Any) -> Any:
     """Return the result of a Dask collection, of the client that a user named, if any; other values as they are."""
-    graph = getattr(values, "__dask_graph__", None)  # of a DataArray of NumPy, it returns None
-    if graph is None or graph() is None:
+    if not hasattr(values, "__dask_graph__"):  # else NumPy's would import Dask
+        return values
+    from dask.base import is_dask_collection  # noqa: PLC0415 - slow to import, rarely used
+
+    if not is_dask_collection(values):  # such as a DataArray of NumPy
         return values
     client = named_client()
     return values.compute() if client is None else client.compute(values, sync=True)
