@@ -64,6 +64,13 @@ if TYPE_CHECKING:  # the double names export them to type checkers
     from dpdist.literature.declared import release_matrix as release_matrix
     from dpdist.literature.matrix import MatrixRelease as MatrixRelease
     from dpdist.literature.matrix import open_matrix as open_matrix
+    from dpdist.sites.combine import combine_shares as combine_shares
+    from dpdist.sites.folder import Session as Session
+    from dpdist.sites.steps import Share as Share
+    from dpdist.sites.steps import add_session_key as add_session_key
+    from dpdist.sites.steps import create_session as create_session
+    from dpdist.sites.steps import open_session as open_session
+    from dpdist.sites.steps import release_share as release_share
 
 _NAMES = {
     "core.errors": (
@@ -100,6 +107,9 @@ _NAMES = {
     "core.rows.schema": ("Schema",),
     "core.runtime.cluster": ("Cluster",),
     "core.runtime.tls": ("Certificates",),
+    "sites.folder": ("Session",),
+    "sites.steps": ("Share", "add_session_key", "create_session", "open_session", "release_share"),
+    "sites.combine": ("combine_shares",),
 }  # fmt: skip
 _HOMES = {name: f"dpdist.{module}" for module, names in _NAMES.items() for name in names}
 __all__ = [*_HOMES, "__version__"]  # noqa: PLE0604 - the names above, which are strings

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dpdist.answers import model
-from dpdist.core.release import artefact, attributes
+from dpdist.core.release import artefact, attributes, session, share
+from dpdist.core.text import schema_of
 
 HERE = Path(__file__).parent
 
@@ -17,6 +18,8 @@ def schemas() -> dict[str, dict[str, Any]]:
     return {
         "release.schema.json": attributes.schema(artefact.FORMAT),
         "model.schema.json": model.schema(),
+        "session.schema.json": schema_of(session.Terms, "session.json of a dpdist session", session.FORMAT),
+        "share.schema.json": schema_of(share.ShareHead, "The first line of a dpdist share", share.FORMAT),
     }
 
 

@@ -42,6 +42,7 @@ COMMANDS = {
     "synthesise": ("synthesise", "synthesise", "Draw synthetic rows that resemble those of a release."),
     "release-matrix": ("matrix", "release_matrix_command", "Publish a symmetric matrix of a declared sensitivity."),
     "combine": ("pipeline", "combine", "Add up releases of disjoint rows."),
+    "session": ("session", "session", "Release rows of several sites together, without a trusted sum."),
     "inspect": ("inspect", "inspect", "Describe rows and their budget, a release, a model or scores."),
     "ledger": ("ledger", "ledger", "Create, show, verify, export or repair a ledger."),
     "run": ("jobs", "run", "Run a job file."),

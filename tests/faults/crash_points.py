@@ -55,6 +55,14 @@ def _tells(_: Any, content: Any) -> bool:
     return bool(getattr(content, "releases", ()))
 
 
+def _binds(_: Any, content: Any) -> bool:
+    return getattr(content, "release_id", None) is not None and getattr(content, "secret", None) is not None
+
+
+def _destroys(_: Any, content: Any) -> bool:
+    return getattr(content, "release_id", None) is not None and getattr(content, "secret", "") is None
+
+
 def _continues(_: Any, band: Any, *__: Any, **___: Any) -> bool:
     return bool(band.start > 0)
 
@@ -83,7 +91,7 @@ def points() -> dict[str, Point]:
     from dpdist.core.mechanisms.counts import CalibratedHistogram
     from dpdist.core.moment import total
     from dpdist.core.pipeline import release
-    from dpdist.core.release import archive, stages, transaction, trusted
+    from dpdist.core.release import archive, share, stages, transaction, trusted
     from dpdist.core.rows.chunks import ChunkReader
     from dpdist.core.runtime import sums
     from dpdist.core.storage import atomic
@@ -124,6 +132,12 @@ def points() -> dict[str, Point]:
         "after the rename": Point(archive, "publish", after=True),
         "inside the record": Point(Transaction, "append", after=True, which=_appends("published")),
         "after publication": Point(trusted, "publish", after=True),
+        "before the key is bound": Point(StateFile, "write", after=False, which=_binds),
+        "after the key is bound": Point(StateFile, "write", after=True, which=_binds),
+        "before the key is destroyed": Point(StateFile, "write", after=False, which=_destroys),
+        "after the key is destroyed": Point(StateFile, "write", after=True, which=_destroys),
+        "before the share is written": Point(share, "write_once", after=False),
+        "after the share is written": Point(share, "write_once", after=True),
     }
 
 

@@ -11,11 +11,11 @@ from dpdist.core.release.statement import ChargedRelease, LedgerStatement, drawn
 
 def statement_of(ledger: Ledger, release: Release) -> LedgerStatement:
     """Return what a ledger says; refuse one that does not contain the release, or is behind its witness."""
-    for drawn in drawn_for(release):
-        if ledger.record(drawn) is None:
-            raise UsageError(
-                f"The ledger does not contain {drawn}: name the ledger that was charged.", parameter="ledger"
-            )
+    missing = [drawn for drawn in drawn_for(release) if ledger.record(drawn) is None]
+    if missing and (release.session is None or len(missing) == len(release.releases)):  # each site has its own ledger
+        raise UsageError(
+            f"The ledger does not contain {missing[0]}: name the ledger that was charged.", parameter="ledger"
+        )
     ledger.require_current()  # otherwise the balance may be wrong
     releases = tuple(
         ChargedRelease(

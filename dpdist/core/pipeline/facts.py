@@ -21,7 +21,8 @@ class Facts:
     Attributes
     ----------
     kind : str
-        ``"rows"``, ``"periods"``, ``"release"``, ``"matrix"``, ``"model"`` or ``"scores"``.
+        ``"rows"``, ``"periods"``, ``"release"``, ``"matrix"``, ``"session"``, ``"model"`` or
+        ``"scores"``.
     title : str
         What it is, in words.
     path : str

@@ -42,7 +42,7 @@ from dpdist.core.rows.units import Unit
 from dpdist.core.rows.writing import chunk_key
 from dpdist.core.storage.arrays import Text, attributes_of
 from dpdist.core.storage.store import AnyStore, Store, store_at
-from dpdist.core.text import as_json, counted, exactly, rounded_norm
+from dpdist.core.text import as_json, counted, exactly, listed, rounded_norm
 
 _BATCH_BYTES = 512 << 10
 """Rows that are verified at once: half of a core's second-level cache."""
@@ -54,7 +54,7 @@ _BUFFERS = 512 << 20
 def inspect_path(
     path: AnyStore, *, ledger: AnyLedgerAddress | None = None, verify: bool = False, progress: Progress | None = None
 ) -> Facts:
-    """Describe a folder: rows, a folder of periods, a release, a released matrix, a model or scores.
+    """Describe a folder: rows, a folder of periods, a release, a released matrix, a session, a model or scores.
 
     No value of a row and no statistic of the rows is computed.
 
@@ -126,6 +126,8 @@ def inspect_path(
             f"{store} has format {described.get('format')!r}, which this version of dpdist does not know. Use the "
             "version that wrote it."
         )
+    if store.exists(stored.TERMS):
+        return _elsewhere(stored.SESSION, store)
     if isinstance(where := store.address(), Path) and Ledger.stands_at(where):
         raise DataError(f"{store} is a ledger. Inspect it with: {step('ledger show', store)}")
     if not store.exists():
@@ -280,6 +282,7 @@ def _release(store: Store) -> Facts:
         ("schema", schema_line(release.schema)),
         ("noise", release.noise.law),
         ("sum of", counted(len(release.releases), "release") if release.releases else ""),
+        ("sites", "" if release.session is None else f"{listed(release.session.sites)}: nobody saw their exact sum"),
         ("window", f"the last {counted(release.window, 'period')}" if release.window else ""),
         ("weights", f"{counted(len(weights), 'period')}, {times}: no second moment" if weights else ""),
         ("made by", f"dpdist {__version__}"),

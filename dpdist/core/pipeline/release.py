@@ -196,7 +196,7 @@ def release_table(
         return _reproduced(transaction, cluster, ledger)
     committed, pending = {State.COMMITTED, State.PUBLISHED, State.ADOPTED}, False
     if not cluster.trusted_worker:  # which alone can read the ledger
-        _require_relation(transaction)
+        require_relation(transaction)
         if transaction.state() in committed:
             _warn(transaction)
             transaction.reserve()  # refuses an id that belongs to other parameters
@@ -207,10 +207,10 @@ def release_table(
     with cluster.connected() as executor:
         executor.require_visible(table.probe, ROOT)
         if cluster.trusted_worker:
-            executor.trusted(_require_relation, transaction)
+            executor.trusted(require_relation, transaction)
             pending = executor.trusted(transaction.state) not in {None, State.ABORTED}
             _require_possible(transaction, on_message, pending=pending)
-        layout = _layout(executor, transaction, cluster)  # checks the memory before anything is charged
+        layout = layout_for(executor, transaction, cluster)  # checks the memory before anything is charged
         if not pending:
             review(transaction.plan)
         fresh = executor.trusted(transaction.reserve) in {State.RESERVED, State.STAGED}
@@ -229,7 +229,7 @@ def _logged(outcome: Outcome) -> Outcome:
     return outcome
 
 
-def _require_relation(transaction: trusted.MomentTransaction) -> None:
+def require_relation(transaction: trusted.MomentTransaction) -> None:
     """Refuse another ledger or relation first: messages of replace-one say n, which may be private."""
     transaction.account().require_relation(transaction.plan.request.neighbours)
 
@@ -313,11 +313,11 @@ def _reproduced(transaction: trusted.MomentTransaction, cluster: Cluster, ledger
         with cluster.connected() as executor:
             executor.require_visible(transaction.table.probe, ROOT)
             executor.trusted(admit, transaction.table)  # before a row is read
-            compute(executor, transaction, cluster, _layout(executor, transaction, cluster))
+            compute(executor, transaction, cluster, layout_for(executor, transaction, cluster))
     return Outcome(open_release(transaction.target), transaction.target.address(), fresh=not exists)
 
 
-def _layout(executor: Executor, transaction: trusted.MomentTransaction, cluster: Cluster) -> Layout | None:
+def layout_for(executor: Executor, transaction: trusted.MomentTransaction, cluster: Cluster) -> Layout | None:
     """Return the bands and workers of the moment; None if it is never formed."""
     table, bound = transaction.table, transaction.bound
     if transaction.plan.request.by_products:

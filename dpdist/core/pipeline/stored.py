@@ -6,7 +6,10 @@ from importlib import import_module
 from types import ModuleType
 
 MODEL = "dpdist-model/1"
-KINDS = {MODEL: "dpdist.answers.facts", "dpdist-matrix/1": "dpdist.literature.facts"}
+SESSION, TERMS = "dpdist-session/1", "session.json"
+KINDS = {
+    MODEL: "dpdist.answers.facts", "dpdist-matrix/1": "dpdist.literature.facts", SESSION: "dpdist.sites.facts",
+}  # fmt: skip
 """Each has ``facts(store)``, which :func:`dpdist.inspect_path` returns; the first ``open_model(path)``."""
 
 

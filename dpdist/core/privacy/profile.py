@@ -50,6 +50,10 @@ charged as any step that dominates it, chosen at the time of the charge.
   rises to 1: one change of sign. So g' falls from above 0 to below and then rises to 0; g rises, then falls to 0: g
   >= 0. ∎
 
+**Reserve.** H is taken 1e-50 larger where a Gaussian part is allowed, so every budget with a delta leaves as much of it
+free. It pays for steps that are Gaussian up to a total variation far below it: shares of noise of several sites
+(:mod:`dpdist.core.mechanisms.noise_share`).
+
 **Rounding.** M is rounded down, mu(epsilon)² up, H up. The search uses 60 digits; its result is certified by interval
 arithmetic with :func:`_tail`, whose brackets are proved, and compared as exact fractions.
 
@@ -79,6 +83,8 @@ _INTERVALS.prec = 320
 _MANTISSA = 112  # bits of M and of mu²: far finer than the 48 to which Gaussian noise is calibrated
 _SERIES = 6  # largest x for the series of Phi; the continued fraction is used beyond
 _TERMS = 200
+RESERVE = Fraction(1, 10**50)
+"""Delta that every profile with a Gaussian part adds, for steps that are Gaussian up to a total variation below it."""
 
 
 def _exact(value: _Number) -> Fraction:
@@ -147,7 +153,7 @@ def profile(pure: Fraction, mu_squared: Fraction, epsilon: Fraction) -> Fraction
         return Fraction(0)
     iv = _INTERVALS
     value = _joint(_phi, iv.exp, iv.sqrt(_interval(mu_squared)), _interval(pure), _interval(epsilon))
-    return max(Fraction(0), _ends(value)[1])
+    return max(Fraction(0), _ends(value)[1]) + RESERVE
 
 
 def near_profile(pure: Fraction, mu_squared: Fraction, epsilon: Fraction) -> Fraction:

@@ -34,7 +34,7 @@ from dpdist.core.mechanisms.registry import mechanism_named
 from dpdist.core.naming import step
 from dpdist.core.privacy.checks import cautions
 from dpdist.core.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
-from dpdist.core.release.attributes import Attributes, Coverage, Stage
+from dpdist.core.release.attributes import Attributes, Coverage, SessionFacts, Stage
 from dpdist.core.release.questions import Questions
 from dpdist.core.rows.bounding import RowBound, require_unbiased
 from dpdist.core.rows.schema import Schema
@@ -47,7 +47,7 @@ from dpdist.core.triangle import TILE, Band
 FORMAT = "dpdist-release/1"
 _AS_STORED = (
     "release_id", "mechanism", "neighbours", "rows_at_most", "ledger_head", "extents", "releases", "condition", "stage",
-    "weights", "window",
+    "weights", "window", "session",
 )  # fmt: skip
 """Fields with the same type in memory and in the attributes."""
 
@@ -84,6 +84,7 @@ class Heading:
     stage: Stage | None = None
     weights: tuple[int, ...] = ()
     window: int | None = None
+    session: SessionFacts | None = None
 
     @property
     def private_as_claimed(self) -> bool:
@@ -155,6 +156,7 @@ class Heading:
             "stage": None if self.stage is None else to_builtins(self.stage),
             "weights": self.weights or None,
             "window": self.window,
+            "session": None if self.session is None else to_builtins(self.session),
             "library": f"dpdist {__version__}",
         }
         return {name: as_json(value) for name, value in values.items() if value is not None or name in _ALWAYS}
@@ -209,7 +211,8 @@ class Release(Heading, Questions):
     unit : Unit or None
         Privacy unit whose rows change together between neighbours, and their maximum number; None: one row.
     condition : str or None
-        A person's statement about the ledger's past on which the guarantee depends; None: it is unconditional.
+        The statements about a ledger's past, and about the sites of a session, on which the guarantee depends; None:
+        it is unconditional.
     schema : Schema or None
         Schema that turned the columns of the source into numbers; None: they were numbers.
     stage : Stage or None
@@ -220,6 +223,8 @@ class Release(Heading, Questions):
         not a second moment.
     window : int or None
         Number of last periods of its extent that it sums up, while its guarantee covers all periods; None: all.
+    session : SessionFacts or None
+        The session of several sites that it is the sum of (``id``, ``sites`` and ``colluding``); None: it is of one.
     answer : ndarray or Array
         The released integers, (w, w) int64, w = d or d + 1; or the released subspace, (k, d) float64. A large array
         stays on the disk and is read in parts.

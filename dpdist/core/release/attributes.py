@@ -35,6 +35,22 @@ class Stage(Struct, frozen=True):
     answer: dict[str, Any]
 
 
+class SessionFacts(Struct, frozen=True):
+    """The session of several sites that a release is the sum of."""
+
+    id: Text  # digest of its terms
+    sites: tuple[Text, ...]
+    colluding: Annotated[int, Meta(ge=0)]  # most sites that may collude, by assumption
+
+    @property
+    def trust(self) -> str:
+        """The assumption of the guarantee, as the end of a sentence that begins with "if"."""
+        names = f"{len(self.sites)} sites ({', '.join(self.sites)})"
+        if not self.colluding:
+            return f"none of the {names} colludes with anybody, or subtracts its own noise"
+        return f"at most {self.colluding} of the {names} {'collude' if self.colluding > 1 else 'colludes'}"
+
+
 class Attributes(Struct, frozen=True):
     """Attributes of one release; those with a default are stored only if they differ from it."""
 
@@ -58,6 +74,7 @@ class Attributes(Struct, frozen=True):
     stage: Stage | None = None
     weights: tuple[Annotated[int, Meta(ge=1, le=2**31)], ...] = ()
     window: Annotated[int, Meta(ge=1)] | None = None
+    session: SessionFacts | None = None
 
 
 def schema(version: str) -> dict[str, Any]:

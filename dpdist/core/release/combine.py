@@ -226,6 +226,7 @@ def _derived(
         releases=ids,
         condition="; ".join(sorted(filter(None, conditions))) or None,
         stage=None,
+        session=None,
     )
 
 

@@ -1,0 +1,288 @@
+"""Sessions of several sites: their terms, which are public and fixed before any row is read, and the plan of a share.
+
+A session is one release of a second moment whose rows are at several sites. Its terms determine everything but the rows
+and the noise: sites, columns or schema, privacy unit, how rows are bounded, loss, and how many sites may collude. Each
+site plans its share by the code that plans any release (:mod:`dpdist.core.release.plan`), from its own table and the
+request in the terms, and refuses terms that state another bound or another noise. So whoever wrote or altered the terms
+can only ask for a release that this site would have been charged for anyway; its ledger limits the loss.
+
+Terms that differ between two sites have different digests, and masks that do not cancel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct, to_builtins
+
+from dpdist.core.errors import DataError, RefusedError, UsageError
+from dpdist.core.mechanisms.noise_share import MOST_SITES, NoiseShare, noise_share, require_sites
+from dpdist.core.naming import parameter
+from dpdist.core.privacy import checks
+from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.core.release import advice
+from dpdist.core.release.attributes import SessionFacts
+from dpdist.core.release.bounds import Dimensions, require_schema
+from dpdist.core.release.plan import Plan, has_centre, plan_of, planned
+from dpdist.core.release.request import Centring, ReleaseRequest
+from dpdist.core.rows.bounding import BoundJson, RowBound
+from dpdist.core.rows.schema import Schema
+from dpdist.core.rows.table import Table, UnitAttributes
+from dpdist.core.rows.units import Unit
+from dpdist.core.storage.arrays import Text
+from dpdist.core.text import canonical, random_token
+
+FORMAT = "dpdist-session/1"
+_NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
+_Count = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+
+
+class Site(Struct, frozen=True, forbid_unknown_fields=True):
+    """A site of a session, and its number of rows, where that is public: under replace-one."""
+
+    name: Annotated[str, Meta(pattern=rf"^{_NAME}\Z")]
+    rows: _Count | None = None
+
+
+class Bounding(Struct, frozen=True, forbid_unknown_fields=True):
+    """How rows are bounded, as in a :class:`dpdist.ReleaseRequest`, without private choices."""
+
+    clip_norm: float | Literal["auto", "schema"]
+    centring: Centring | None
+    centre: tuple[float, ...] | None
+    scale: tuple[float, ...] | None
+    grid_bits: int
+
+
+class ShareNoise(Struct, frozen=True, forbid_unknown_fields=True):
+    """Standard deviations of the noise of each site, in grid steps squared of an entry."""
+
+    sigma_diagonal: int
+    sigma_off_diagonal: int
+
+
+class Terms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
+    """The terms of a session, as stored in session.json. Public."""
+
+    format: str
+    nonce: Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]  # distinguishes sessions of equal terms
+    sites: Annotated[tuple[Site, ...], Meta(min_length=2, max_length=MOST_SITES)]
+    colluding: Annotated[int, Meta(ge=0)]
+    columns: tuple[Text, ...]
+    schema: dict[str, Any] | None
+    unit: UnitAttributes | None
+    neighbours: Neighbours
+    epsilon_micro: int
+    delta_atto: int
+    rows_at_most: _Count
+    bounding: Bounding
+    bound: BoundJson
+    noise: ShareNoise
+    accept_large_delta: bool
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the terms: the identity of the session, 64 hexadecimal digits."""
+        return hashlib.sha256(b"dpdist session/1\n" + canonical(to_builtins(self)).encode()).hexdigest()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the sites, in order."""
+        return tuple(site.name for site in self.sites)
+
+    @property
+    def rows(self) -> int | None:
+        """The number of rows of all sites; None if it is private."""
+        counts = [site.rows for site in self.sites if site.rows is not None]
+        return sum(counts) if len(counts) == len(self.sites) else None
+
+    @property
+    def facts(self) -> SessionFacts:
+        """What the release tells about the session."""
+        return SessionFacts(self.digest, self.names, self.colluding)
+
+    def index(self, name: str) -> int:
+        """Return the number of a site, from 0."""
+        if name not in self.names:
+            raise UsageError(
+                f"The session has no site {name!r}; its sites are {', '.join(self.names)}.", parameter="site"
+            )
+        return self.names.index(name)
+
+    @property
+    def request(self) -> ReleaseRequest:
+        """The request that each site plans by."""
+        bounding = self.bounding
+        return ReleaseRequest(
+            "gaussian",
+            PrivacyLoss(self.epsilon_micro, self.delta_atto),
+            bounding.clip_norm,
+            self.neighbours,
+            bounding.centring,
+            bounding.centre,
+            bounding.scale,
+            bounding.grid_bits,
+            accept_large_delta=self.accept_large_delta,
+            rows_at_most=self.rows_at_most,
+        )
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan of the session for the rows of all sites, checked against the terms."""
+        schema = None if self.schema is None else Schema.from_json(self.schema)
+        if schema is not None and schema.features != self.columns:
+            raise DataError("The columns of the session are not those of its schema. Get session.json anew.")
+        require_schema(self.request, schema)
+        size = dimensions(self.columns, schema, None if self.unit is None else self.unit.unit, self.rows)
+        return self._agreed(planned(self.request, size))
+
+    def plan_for(self, site: str, table: Table) -> Plan:
+        """Return the plan of the share of a site; refuse a table that the terms are not about."""
+        stated = self.sites[self.index(site)]
+        if table.periodic:
+            raise RefusedError(f"{table} has rows in periods, which a session does not support. Ingest them as one.")
+        for aspect, same, cure in (
+            ("columns, in this order,", table.names == self.columns, "Ingest these columns"),
+            ("schema", (table.schema and table.schema.to_json()) == self.schema, "Ingest with that schema"),
+            ("privacy unit", _unit_of(table.unit) == self.unit, "Ingest with that unit"),
+        ):
+            if not same:
+                raise UsageError(f"{table} has other {aspect} than the session. {cure}. Nothing was spent.")
+        if stated.rows is not None and stated.rows != table.rows:
+            raise UsageError(
+                f"The session states {stated.rows} rows of {site}, and {table} has {table.rows}. Make a session with "
+                "the right numbers. Nothing was spent."
+            )
+        if table.rows > self.rows_at_most:
+            raise UsageError(f"{table} has more rows than the session allows ({parameter('rows_at_most')}).")
+        return self._agreed(plan_of(self.request, table))
+
+    def _agreed(self, plan: Plan) -> Plan:
+        """Return a plan with the noise of a share, if it is that of the terms."""
+        share = noise_share(plan.moment, len(self.sites), self.colluding)
+        noise = ShareNoise(share.sigma_diagonal, share.sigma_off_diagonal)
+        if plan.bound != RowBound.from_json(self.bound) or noise != self.noise:
+            raise DataError(
+                "The terms of the session contradict each other: by this version of dpdist rows are bounded, or noise "
+                "is drawn, in another way. Get session.json anew, or make the session with this version at all sites."
+            )
+        return replace(plan, moment=share, guarantee=share.guarantee)
+
+    @property
+    def share(self) -> NoiseShare:
+        """The noise of each site."""
+        moment = self.plan.moment
+        assert isinstance(moment, NoiseShare)  # noqa: S101 - as agreed
+        return moment
+
+
+def dimensions(columns: Sequence[str], schema: Schema | None, unit: Unit | None, rows: int | None) -> Dimensions:
+    """Return what a plan uses of the rows of all sites."""
+    most = 1 if unit is None else unit.counted_rows
+    together = unit is not None and unit.max_rows is None
+    return Dimensions(len(columns), rows, most, most, schema, together=together)
+
+
+def _unit_of(unit: Unit | None) -> UnitAttributes | None:
+    """Return what sites must agree on of a privacy unit: which rows are kept concerns each alone."""
+    return None if unit is None else UnitAttributes(unit.column, unit.max_rows)
+
+
+def terms_of(
+    sites: Sequence[Site], request: ReleaseRequest, columns: Sequence[str], *,
+    colluding: int | None = None, schema: Schema | None = None, unit: Unit | None = None,
+) -> Terms:  # fmt: skip
+    """Return the terms of a new session; refuse what could not be released."""
+    colluding = _colluding(len(sites), colluding)
+    require_names([site.name for site in sites])
+    public = request.neighbours is Neighbours.REPLACE_ONE
+    if any((site.rows is not None) is not public for site in sites):
+        raise UsageError(
+            "Under replace-one the number of rows of each site is public and part of the session, such as "
+            "boston=1200; under add-remove it is private and must not be stated.",
+            parameter="sites",
+        )
+    bounding = _bounding(request)
+    rows = sum(site.rows or 0 for site in sites) if public else None
+    if rows is not None:
+        checks.require_small_delta(request.loss, request.neighbours, rows, accepted=request.accept_large_delta)
+    require_schema(request, schema)
+    plan = planned(request, dimensions(columns, schema, unit, rows))
+    share = noise_share(plan.moment, len(sites), colluding)
+    least = request.rows_at_most if rows is None else rows
+    if least > plan.bound.total_rows:
+        raise UsageError(
+            f"The sum of {least} rows exceeds 64-bit integers at {plan.bound.grid_bits} grid bits. Use fewer.",
+            parameter="grid_bits",
+        )
+    terms = Terms(
+        format=FORMAT,
+        nonce=random_token(),
+        sites=tuple(sites),
+        colluding=colluding,
+        columns=tuple(columns),
+        schema=None if schema is None else schema.to_json(),
+        unit=_unit_of(unit),
+        neighbours=request.neighbours,
+        epsilon_micro=request.loss.epsilon_micro,
+        delta_atto=request.loss.delta_atto,
+        rows_at_most=max(request.rows_at_most, rows or 1),
+        bounding=msgspec.structs.replace(bounding, grid_bits=plan.bound.grid_bits),
+        bound=plan.bound.to_json(),
+        noise=ShareNoise(share.sigma_diagonal, share.sigma_off_diagonal),
+        accept_large_delta=request.accept_large_delta,
+    )  # fmt: skip
+    advice.require_centre_of_dropped(schema, centred=has_centre(terms.plan))
+    if refused := advice.count_refused(terms.plan, rows or request.rows_at_most):
+        raise RefusedError(refused)
+    return terms
+
+
+def _colluding(sites: int, colluding: int | None) -> int:
+    if colluding is None and sites == 2:
+        raise UsageError(
+            "With two sites, each can subtract its own noise from the sum, and then sees the rows of the other behind "
+            "half of the noise: the guarantee is for everybody else. If that is enough, state it with "
+            f"{parameter('colluding', '0')}; or find a third site."
+        )
+    colluding = 1 if colluding is None else colluding
+    require_sites(sites, colluding)
+    return colluding
+
+
+def require_names(names: Sequence[str]) -> None:
+    """Refuse names of sites that cannot be names of files."""
+    for name in names:
+        if not re.fullmatch(_NAME, name):
+            raise UsageError(
+                f"{name!r} cannot be the name of a site: use up to 64 letters, digits, hyphens or underscores.",
+                parameter="sites",
+            )
+    if len({name.lower() for name in names}) < len(names):
+        raise UsageError("Two sites have the same name, apart from capitals. Name each once.", parameter="sites")
+
+
+def _bounding(request: ReleaseRequest) -> Bounding:
+    """Return how a request bounds rows; refuse private choices, other mechanisms and chosen ids."""
+    clip_norm, scale = request.clip_norm, request.scale
+    if clip_norm == "private" or scale == "private":
+        raise UsageError(
+            f"A session cannot choose a {request.chooses[0]} privately. Give {parameter('clip', 'C')} and, if needed, "
+            f"{parameter('centre', 'FILE')} with a public centre and scale: by a schema with ranges "
+            f"({parameter('clip', 'schema')}), by public knowledge, or of a pilot release that one site made of its "
+            f"own rows, with {parameter('centre', 'pilot.zarr')} {parameter('clip', 'auto')}."
+        )
+    if request.mechanism != "gaussian":
+        raise UsageError(
+            f"Sites share the noise of gaussian only, not of {request.mechanism}: leave {parameter('mechanism')} out, "
+            f"and give {parameter('delta')}."
+        )
+    if request.name is not None or request.period or request.for_reproduction:
+        raise UsageError("A session has neither a chosen id nor a period, and is never for reproduction.")
+    return Bounding(clip_norm, request.centring, request.centre, scale, request.grid_bits or 0)

@@ -1,0 +1,234 @@
+"""Shares of a session: drawn once under a key that makes one share, and destroyed before the share leaves the ledger.
+
+A share is the exact sum of a site's rows, with the site's noise (:mod:`dpdist.core.mechanisms.noise_share`) and its
+masks (:mod:`dpdist.core.noise.masks`). The ledger reserves, draws and commits it like any release, so the same command
+returns the same bytes, wherever a process dies. In addition, the secret key of the site is used once:
+
+1. :func:`create_key` draws it into the state folder, readable by its owner only.
+2. :meth:`ShareTransaction.reserve` charges the ledger, and then binds the key to the id of this share, which follows
+   from the session, the site and the identity of the rows. Nothing is drawn before both are on the disk.
+3. The masks are drawn for that id only. Drafts of attempts that died are never published.
+4. :meth:`ShareTransaction.publish` destroys the key after the bytes are committed, and then writes the file.
+
+Other rows have another id. If they are offered for a session whose key is bound, they are refused, and the key is
+destroyed: two shares under one mask differ by the change of the rows and fresh noise only. A share that was committed
+is sent again from the ledger, and needs no key. One that was reserved only is refunded, and the session is lost. The
+record of the key stays, so that no second key is made for the session here.
+
+**What is in a share.** Its head is public: session, site, digests of keys and rows, and the statements that the site's
+ledger makes. Its integers are uniform for anyone who lacks one of its masks, which is every coalition that the session
+allows. The checksum at the end detects damage, and proves nothing: a malicious site can change the sum, and so can
+whoever carries its file, but neither learns anything by it.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated
+
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
+
+from dpdist.core.errors import DataError, RefusedError
+from dpdist.core.ledger.state import State
+from dpdist.core.ledger.state_folder import StateFile, state_home
+from dpdist.core.naming import step
+from dpdist.core.noise.masks import KeySet, new_key, public_key
+from dpdist.core.release.artefact import Heading
+from dpdist.core.release.attributes import Coverage
+from dpdist.core.release.request import id_of
+from dpdist.core.release.session import Terms
+from dpdist.core.release.trusted import Answer, MomentTransaction
+from dpdist.core.storage.arrays import Text
+from dpdist.core.storage.store import Store
+from dpdist.core.triangle import Band
+
+FORMAT = "dpdist-share/1"
+_KEY = "dpdist-site-secret/1"
+_LOST = "If it is lost, the sites need a new session."
+_Hex = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+
+
+class SiteKey(Struct, frozen=True):
+    """The stored key of a site for one session. Private."""
+
+    public: str  # hexadecimal
+    secret: str | None  # None once the share is committed, or the session lost
+    release_id: str | None = None  # the only share that may be made with it
+
+
+def _key_file(terms: Terms, site: str) -> StateFile[SiteKey]:
+    path = state_home() / "sessions" / f"{terms.digest[:32]}.{terms.index(site)}.json"
+    return StateFile(path, "key of the session", _KEY, SiteKey, _LOST)
+
+
+def create_key(terms: Terms, site: str) -> bytes:
+    """Draw the key of a site for a session into the state folder, once; return its public key."""
+    file = _key_file(terms, site)
+    with file.locked():
+        key = file.read()
+        if key is None:
+            secret = new_key()
+            key = SiteKey(public_key(secret).hex(), secret.hex())
+            file.write(key)
+    return bytes.fromhex(key.public)
+
+
+def stored_key(terms: Terms, site: str) -> SiteKey | None:
+    """Return the key of a site in this state folder, or None."""
+    return _key_file(terms, site).read()
+
+
+def _bound_key(terms: Terms, site: str, release_id: str) -> SiteKey:
+    """Return the key for one share, and bind it to that share; destroy a key that is bound to another one."""
+    file = _key_file(terms, site)
+    with file.locked():
+        key = file.read()
+        if key is None:
+            raise RefusedError(
+                f"The key of {site} for this session is not on this machine, or belongs to another user. Nothing was "
+                f"spent. Run this where {step('session key')} was run."
+            )
+        if key.release_id not in {None, release_id}:
+            file.write(msgspec.structs.replace(key, secret=None))
+            raise RefusedError(
+                f"The key of {site} was used for a share of other rows, and a second share would reveal their "
+                "difference. Nothing was spent, and the key was destroyed: no more share can be made of this session "
+                "here. The command for the first rows still sends their share, if it was drawn. For these rows, the "
+                "sites need a new session, which is a new charge."
+            )
+        if key.secret is None:
+            raise RefusedError(
+                f"The key of {site} for this session was destroyed, and this ledger has no share made with it. What "
+                "was reserved is refunded. The sites need a new session."
+            )
+        if key.release_id is None:
+            key = msgspec.structs.replace(key, release_id=release_id)
+            file.write(key)
+    return key
+
+
+class ShareHead(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The head of a share, a line of JSON. Public."""
+
+    format: str
+    session: _Hex  # digest of the terms
+    keys: _Hex  # digest of the public keys of all sites
+    site: Text
+    release_id: Text  # in the ledger of the site
+    entries: Annotated[int, Meta(ge=1)]
+    extents: tuple[Coverage, ...]
+    condition: Annotated[Text, Meta(max_length=2000)] | None  # of the ledger of the site
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShareTransaction(MomentTransaction):
+    """The share of one site; ``target`` is the folder of the session."""
+
+    terms: Terms
+    site: str
+    keys: KeySet
+
+    @cached_property
+    def release_id(self) -> str:
+        """The id, from the session, the site, the request and the identity of the table."""
+        return id_of("h", self.parameters)
+
+    @property
+    def parameters(self) -> dict[str, object]:
+        """The parameters of the share besides the rows, as JSON values."""
+        return {**self.plan.parameters(self.table), "session": self.terms.digest, "site": self.site}
+
+    @property
+    def file(self) -> str:
+        """The name of the file of the share."""
+        return f"{self.site}.share"
+
+    @property
+    def place(self) -> str:
+        """Where it is published."""
+        return str(self.target.address(self.file))
+
+    def reserve(self) -> State:
+        """Charge the share, and bind the key of the site to it; a refused share is refunded."""
+        ledger = self.account()
+        state = self.charge(ledger)
+        if state is State.RESERVED:
+            try:
+                self._key()
+            except RefusedError:
+                if ledger.abort(self.release_id):
+                    raise
+                return State.COMMITTED  # by another process meanwhile
+        return state
+
+    def _key(self) -> bytes:
+        """Return the secret key, which must be that of the public one."""
+        key = _bound_key(self.terms, self.site, self.release_id)
+        secret = bytes.fromhex(key.secret or "")
+        if public_key(secret) != self.keys.keys[self.terms.index(self.site)]:
+            raise RefusedError(
+                f"The public key of {self.site} in {self.target} is not that of the key on this machine: it was "
+                f"exchanged. Nothing was spent. Remove that file, run {step('session key')} again, and compare the "
+                "fingerprint again."
+            )
+        return secret
+
+    def stored(self, heading: Heading, answer: Answer) -> Iterator[bytes]:
+        """Yield the bytes that are committed: head, masked entries and checksum."""
+        try:
+            masks = self.keys.masks(self.terms.index(self.site), self._key())
+        except ValueError:
+            raise DataError("A public key of the session is not valid. Ask its site for it again.") from None
+        head = ShareHead(
+            format=FORMAT,
+            session=self.terms.digest,
+            keys=self.keys.digest.hex(),
+            site=self.site,
+            release_id=self.release_id,
+            entries=Band.whole(heading.bound.width).entries,
+            extents=heading.extents,
+            condition=heading.condition,
+        )
+        checksum = checksum_of(self.terms)
+        line = msgspec.json.encode(head) + b"\n"
+        checksum.update(line)
+        yield line
+        assert not isinstance(answer, np.ndarray)  # noqa: S101 - gaussian releases a moment
+        for _, values in answer:
+            masked = masks.mask(values).astype("<i8", copy=False).tobytes()
+            checksum.update(masked)
+            yield masked
+        yield checksum.digest()
+
+    def publish(self) -> None:
+        """Destroy the key, and write the committed bytes; idempotent."""
+        with self.committed() as content:
+            file = _key_file(self.terms, self.site)
+            with file.locked():
+                key = file.read()
+                if key is not None and key.secret is not None:
+                    file.write(msgspec.structs.replace(key, secret=None))
+            write_once(self.target, self.file, content.read(), "share")
+
+
+def checksum_of(terms: Terms) -> hmac.HMAC:
+    """Return the checksum of a share of a session: HMAC-SHA256 with the public digest of the terms as its key."""
+    return hmac.new(bytes.fromhex(terms.digest), digestmod="sha256")
+
+
+def write_once(folder: Store, name: str, content: bytes, noun: str) -> bool:
+    """Write a public file durably; return whether it was written now, and refuse one with other content."""
+    if folder.exists(name):
+        if folder.size(name) == len(content) and folder.get(name, len(content)) == content:
+            return False
+        raise DataError(
+            f"{folder.address(name)} exists already, and is another {noun}. Move it away, then run the same command "
+            "again."
+        )
+    folder.replace(name, content, noun)
+    return True

@@ -1,0 +1,204 @@
+"""Adds up the shares of a session modulo 2^64: the masks cancel, and what is left is an ordinary release.
+
+This is post-processing of public files. It draws nothing, charges nothing, and refuses by what is in the files only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import io
+import math
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+
+from dpdist.core.errors import DataError
+from dpdist.core.naming import step
+from dpdist.core.pipeline.release import Outcome
+from dpdist.core.release.archive import archived, publish
+from dpdist.core.release.artefact import FORMAT, Heading, open_release
+from dpdist.core.release.attributes import merged
+from dpdist.core.release.session import Terms
+from dpdist.core.release.share import FORMAT as SHARE_FORMAT
+from dpdist.core.release.share import ShareHead, checksum_of
+from dpdist.core.rows.schema import Schema
+from dpdist.core.storage.arrays import attributes_of
+from dpdist.core.storage.store import AnyStore, Store, store_at
+from dpdist.core.text import has_control, listed
+from dpdist.core.triangle import Band
+from dpdist.sites.folder import Session, opened
+
+_HEAD_BYTES = 1 << 20
+_BLOCK_BYTES = 8 << 20
+_FAR = 50  # standard deviations that the noise of no entry exceeds
+
+
+def combine_shares(session: AnyStore, release: AnyStore) -> Outcome:
+    """Add up the shares of all sites, and write the sum as a release.zarr. Free, for anybody who has the folder.
+
+    Parameters
+    ----------
+    session : str or path-like
+        The folder of the session, or its address, with the shares of all sites.
+    release : str or path-like
+        The folder to write, or its address. The sum, (w, w) int64, must fit in memory.
+
+    Returns
+    -------
+    Outcome
+        The release, its path, and whether it was written now. It is like any other release: ``release.condition``
+        states the assumption about the sites.
+
+    Raises
+    ------
+    DataError
+        If a share is missing, damaged, of another session or made with other keys, or the sum is no moment.
+    RefusedError
+        If two shares are of the same rows.
+
+    See Also
+    --------
+    release_share : Makes a share.
+    combine_releases : Adds up releases, each with its own noise.
+
+    References
+    ----------
+    Bonawitz et al. 2017, Practical secure aggregation for privacy-preserving machine learning.
+
+    Examples
+    --------
+    Not run here:
+
+    >>> import dpdist
+    >>> dpdist.combine_shares("study", "release.zarr")  # doctest: +SKIP
+    Outcome('release.zarr', released now)
+    """
+    complete, target = opened(session), store_at(release)
+    if complete.missing_shares:
+        raise DataError(
+            f"The share of {listed(complete.missing_shares)} is missing in {complete.store}. Nothing can be read "
+            "without every share. If a site cannot deliver, the others need a new session, which charges each again; "
+            "the site that dropped out then counts among those that may collude, so its key should be destroyed."
+        )
+    opened_shares = [_ShareFile.at(complete, name) for name in complete.terms.names]
+    heads = [share.head for share in opened_shares]
+    if len({head.keys for head in heads}) > 1 or heads[0].keys != complete.key_set().digest.hex():
+        raise DataError(
+            f"The shares in {complete.store} were made with different keys, so their masks do not cancel. Compare the "
+            "fingerprints: a site used keys that others did not have. The sites need a new session."
+        )
+    heading = _heading(complete.terms, heads)
+    fresh = (attributes_of(target) or {}).get("release_id") != heading.release_id
+    total = np.zeros(heads[0].entries, dtype=np.uint64)
+    for share in opened_shares:
+        share.add_to(total)
+    values = total.view(np.int64)
+    _require_moment(complete.terms, values)
+    publish(io.BytesIO(b"".join(archived(heading, [(Band.whole(heading.bound.width), values)]))), target)
+    return Outcome(open_release(target), target.address(), fresh)
+
+
+def _heading(terms: Terms, heads: list[ShareHead]) -> Heading:
+    """Return the public header of the sum."""
+    plan, share, facts = terms.plan, terms.share, terms.facts
+    ids = tuple(sorted(head.release_id for head in heads))
+    conditions = sorted({head.condition for head in heads if head.condition is not None})
+    text = "\n".join((FORMAT, terms.digest, heads[0].keys, *ids))
+    return Heading(
+        release_id=f"s-{hashlib.sha256(text.encode()).hexdigest()[:32]}",
+        mechanism="gaussian",
+        names=terms.columns,
+        neighbours=terms.neighbours,
+        claim=share.claim,
+        guarantee=share.guarantee,
+        bound=plan.bound,
+        noise=share.noise,
+        rows=terms.rows,
+        rows_at_most=None if terms.rows is not None else terms.rows_at_most,
+        extents=merged(extent for head in heads for extent in head.extents),
+        releases=ids,
+        unit=None if terms.unit is None else terms.unit.unit,
+        condition="; ".join((facts.trust, *conditions)),
+        schema=None if terms.schema is None else Schema.from_json(terms.schema),
+        session=facts,
+    )
+
+
+def _require_moment(terms: Terms, values: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
+    """Refuse integers that no moment of so many rows has, with noise: masks that do not cancel are uniform."""
+    share = terms.share
+    deviation = math.sqrt(len(terms.sites)) * max(share.sigma_diagonal, share.sigma_off_diagonal)
+    rows = terms.rows if terms.rows is not None else terms.rows_at_most
+    limit = rows * terms.plan.bound.norm_bound + _FAR * math.ceil(deviation)
+    if max(int(values.max()), -int(values.min())) > limit:
+        raise DataError(
+            "These shares do not add up to a second moment: one was altered, by its site or on the way, or its site "
+            f"has more rows than the session allows. Fetch the shares again; {step('session share')} writes the same "
+            "bytes at no cost. If that does not help, the sites need a new session."
+        )
+
+
+class _ShareFile:
+    """A share in the folder of a session."""
+
+    def __init__(self, store: Store, name: str, terms: Terms, head: ShareHead, start: int) -> None:
+        self._store, self._name, self._terms, self.head, self._start = store, name, terms, head, start
+
+    @classmethod
+    def at(cls, session: Session, site: str) -> _ShareFile:
+        """Read the head of a share, and check that it is of this session and site."""
+        store, name, terms = session.store, f"{site}.share", session.terms
+        size = store.size(name) or 0
+        try:
+            line, newline, _ = store.get_range(name, 0, min(size, _HEAD_BYTES)).partition(b"\n")
+            head = msgspec.json.decode(line, type=ShareHead) if newline else None
+        except (OSError, ValueError, RecursionError):
+            head = None
+        if head is None:
+            raise _damaged(store, name, site)
+        if has_control(head.condition or ""):
+            raise _damaged(store, name, site)
+        if head.format != SHARE_FORMAT:
+            raise DataError(
+                f"{store.address(name)} has format {head.format!r}, which this version of dpdist does not know. Use "
+                "the same version at all sites."
+            )
+        if head.session != terms.digest:
+            raise DataError(f"{store.address(name)} is a share of another session. Ask {site} for that of this one.")
+        if head.site != site:
+            raise DataError(f"{store.address(name)} is the share of {head.site}, named as if it were that of {site}.")
+        start = len(line) + 1
+        entries = Band.whole(terms.plan.bound.width).entries
+        if head.entries != entries or size != start + 8 * entries + checksum_of(terms).digest_size:
+            raise _damaged(store, name, site)
+        return cls(store, name, terms, head, start)
+
+    def add_to(self, total: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> None:
+        """Add its entries modulo 2^64, and check its checksum."""
+        checksum, first = checksum_of(self._terms), 0
+        end = self._start + 8 * self.head.entries
+        try:
+            checksum.update(self._store.get_range(self._name, 0, self._start))
+            for block in self._blocks(end):
+                checksum.update(block)
+                words = np.frombuffer(block, dtype="<u8")
+                total[first : first + words.size] += words
+                first += words.size
+            stored = self._store.get_range(self._name, end, checksum.digest_size)
+        except OSError:
+            stored = b""
+        if not hmac.compare_digest(stored, checksum.digest()):
+            raise _damaged(self._store, self._name, self.head.site)
+
+    def _blocks(self, end: int) -> Iterator[bytes]:
+        for start in range(self._start, end, _BLOCK_BYTES):
+            yield self._store.get_range(self._name, start, min(_BLOCK_BYTES, end - start))
+
+
+def _damaged(store: Store, name: str, site: str) -> DataError:
+    return DataError(
+        f"{store.address(name)} is not a share of {site}, or it is damaged. Fetch it again: the same "
+        f"{step('session share')} command of {site} writes the same bytes at no cost."
+    )

@@ -1,0 +1,212 @@
+"""The folder of a session: its terms, the public keys of its sites and their shares, as files of its own each.
+
+::
+
+    session.json       the terms, written once by whoever creates the session
+    NAME.key.json      the public key of a site
+    NAME.share         the share of a site
+
+All files are public. Each site writes its own files only, so the folder may be copied, sent in parts by e-mail, or be
+an address in an object store. Whatever it contains may come from anyone: terms are planned anew by each site, keys are
+compared by their fingerprint, and a share proves nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from dpdist.core.errors import DataError, DpdistError, RefusedError
+from dpdist.core.html import table
+from dpdist.core.naming import step
+from dpdist.core.noise.masks import KeySet
+from dpdist.core.release.session import FORMAT, Terms, require_names
+from dpdist.core.storage.store import AnyStore, Store, store_at
+from dpdist.core.text import listed, repeated
+
+TERMS = "session.json"
+_LARGEST = 64 << 20
+_KEY_FORMAT = "dpdist-session-key/1"
+
+
+class PublicKey(Struct, frozen=True, forbid_unknown_fields=True):
+    """The public key of a site, as stored in the folder of the session."""
+
+    format: str
+    session: str  # digest of the terms
+    site: str
+    x25519: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+
+
+@dataclass(frozen=True)
+class Session:
+    """A session of several sites, as far as its folder contains it. Everything in it is public.
+
+    :func:`dpdist.open_session` and the steps of a session return it.
+
+    Attributes
+    ----------
+    store : Store
+        The folder.
+    terms : Terms
+        Sites, columns, bound, loss and noise, which are fixed.
+    keys : dict of str to bytes
+        The public keys that are there, by site.
+    shares : tuple of str
+        The sites whose share is there.
+    fingerprint : str or None
+        Eight groups of four letters and digits that all sites must see; None until every key is there.
+
+    See Also
+    --------
+    create_session : Creates a session.
+    inspect_path : Describes a session in plain values.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import dpdist
+    >>> here = tempfile.TemporaryDirectory()
+    >>> request = dpdist.ReleaseRequest("gaussian", dpdist.PrivacyLoss.parse(1, 1e-6), clip_norm=4)
+    >>> sites = {"boston": 1200, "lyon": 800, "oslo": 950}
+    >>> session = dpdist.create_session(f"{here.name}/study", sites, request, columns=["age", "weight"])
+    >>> session.terms.colluding, session.fingerprint, session.shares
+    (1, None, ())
+    >>> here.cleanup()
+    """
+
+    store: Store
+    terms: Terms
+    keys: dict[str, bytes]
+    shares: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        name = str(self.store).rpartition("/")[2]
+        return f"Session({name!r}, {', '.join(self.terms.names)}, {len(self.keys)} keys, {len(self.shares)} shares)"
+
+    def _repr_html_(self) -> str:
+        return table("Session", dict(self.lines()))
+
+    @property
+    def missing_keys(self) -> list[str]:
+        """The sites whose public key is missing."""
+        return [name for name in self.terms.names if name not in self.keys]
+
+    @property
+    def missing_shares(self) -> list[str]:
+        """The sites whose share is missing."""
+        return [name for name in self.terms.names if name not in self.shares]
+
+    @property
+    def fingerprint(self) -> str | None:
+        """The fingerprint of the terms and all keys; None until every key is there."""
+        return None if self.missing_keys else self.key_set().fingerprint
+
+    def key_set(self) -> KeySet:
+        """Return the keys of all sites; refuse an incomplete or inconsistent set."""
+        if self.missing_keys:
+            raise DataError(
+                f"The public key of {listed(self.missing_keys)} is missing in {self.store}. Each site writes its own: "
+                f"{step('session key', self.store, site=self.missing_keys[0])}"
+            )
+        keys = [self.keys[name] for name in self.terms.names]
+        if repeated(key.hex() for key in keys):
+            raise RefusedError(f"Two sites have the same public key in {self.store}. Ask both for their keys again.")
+        return KeySet(bytes.fromhex(self.terms.digest), tuple(keys))
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Return what people should know of it, with labels."""
+        terms, plan = self.terms, self.terms.plan
+        guarantee, facts = terms.share.guarantee, terms.facts
+        count = f"{terms.rows} in all" if terms.rows is not None else f"private, at most {terms.rows_at_most}"
+        return [
+            ("session", terms.digest[:32]),
+            ("sites", listed(f"{s.name} ({s.rows} rows)" if s.rows else s.name for s in terms.sites)),
+            ("guarantee", f"{guarantee.loss} under {terms.neighbours} for the rows of each site, if {facts.trust}"),
+            ("trust", "each site for its own rows; for a sum nobody, as it is seen with noise only"),
+            ("files", "whoever carries them can spoil the result, and learns nothing"),
+            ("columns", listed(terms.columns)),
+            ("unit", "one row" if terms.unit is None else f"all rows of one {terms.unit.column} at a site"),
+            ("clip norm", f"{plan.bound.clip_norm:.6g}"),
+            ("rows", count),
+            ("keys", "all" if not self.missing_keys else f"missing: {listed(self.missing_keys)}"),
+            ("fingerprint", self.fingerprint or "none until all keys are there"),
+            ("shares", "all" if not self.missing_shares else f"missing: {listed(self.missing_shares)}"),
+        ]
+
+
+def key_name(site: str) -> str:
+    """Return the name of the file with the public key of a site."""
+    return f"{site}.key.json"
+
+
+def key_content(terms: Terms, site: str, public: bytes) -> bytes:
+    """Return the content of that file."""
+    return _text(PublicKey(_KEY_FORMAT, terms.digest, site, public.hex()))
+
+
+def terms_content(terms: Terms) -> bytes:
+    """Return the content of session.json."""
+    return _text(terms)
+
+
+def _text(content: Struct) -> bytes:
+    return json.dumps(msgspec.to_builtins(content), indent=2).encode() + b"\n"
+
+
+def opened(path: AnyStore) -> Session:
+    """Read and check a session; see :func:`dpdist.open_session`."""
+    store = store_at(path)
+    if not store.exists(TERMS):
+        raise DataError(f"There is no session at {store}. Create one with: {step('session create', store)}")
+    terms = _terms(store)
+    keys = {name: key for name in terms.names if (key := _key(store, terms, name)) is not None}
+    shares = tuple(name for name in terms.names if store.exists(f"{name}.share"))
+    return Session(store, terms, keys, shares)
+
+
+def _terms(store: Store) -> Terms:
+    damaged = f"{store.address(TERMS)} is not a session, or it is damaged. Get it anew from its creator."
+    try:
+        value = json.loads(store.get(TERMS, _LARGEST))
+    except (OSError, ValueError, RecursionError):
+        raise DataError(damaged) from None
+    written = value.get("format") if isinstance(value, dict) else None
+    if isinstance(written, str) and written.startswith("dpdist-session/") and written != FORMAT:
+        raise DataError(
+            f"{store.address(TERMS)} has format {written!r}, which this version of dpdist does not know. Use the same "
+            "version at all sites."
+        )
+    try:
+        terms = msgspec.convert(value, Terms)
+        require_names(terms.names)
+        _ = terms.plan
+    except DpdistError:
+        raise
+    except Exception:  # noqa: BLE001 - terms may come from anyone, and every type fails in its own way
+        raise DataError(damaged) from None
+    if terms.format != FORMAT:
+        raise DataError(damaged)
+    return terms
+
+
+def _key(store: Store, terms: Terms, site: str) -> bytes | None:
+    """Return the public key of a site in the folder, or None."""
+    name = key_name(site)
+    if not store.exists(name):
+        return None
+    try:
+        key = msgspec.json.decode(store.get(name, _LARGEST), type=PublicKey)
+    except (OSError, ValueError, RecursionError):
+        key = None
+    if key is None or (key.format, key.site) != (_KEY_FORMAT, site):
+        raise DataError(f"{store.address(name)} is not a public key of {site}. Ask {site} for it again.")
+    if key.session != terms.digest:
+        raise DataError(
+            f"{store.address(name)} is for another session, or its site has other terms. Compare {TERMS} with {site}."
+        )
+    return bytes.fromhex(key.x25519)

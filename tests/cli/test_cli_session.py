@@ -1,0 +1,137 @@
+"""The commands of a session: what they print, what they refuse, and the cures they name."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.cli_scene import Call
+
+SITES = {"boston": 60, "lyon": 40, "oslo": 50}
+CREATE = ("--sites", "boston=60,lyon=40,oslo=50", "--columns", "age,weight", "--epsilon", "1", "--delta", "1e-6",
+          "--clip", "4", "--anyway")  # fmt: skip
+
+
+@pytest.fixture
+def study(apart: Path, call: Call) -> Path:
+    for name, rows in SITES.items():
+        table = np.random.default_rng(rows).normal(size=(rows, 2))
+        np.savetxt(apart / f"{name}.csv", table, delimiter=",", header="age,weight", comments="")
+        budget = ("--budget-epsilon", "1", "--budget-delta", "1e-6")
+        assert call("ingest", f"{name}.csv", f"{name}.zarr", "--header", "yes", *budget).code == 0
+    assert call("session", "create", "study", *CREATE).code == 0
+    return apart
+
+
+def keys(call: Call) -> str:
+    for name in SITES:
+        last = call("session", "key", "study", "--site", name, "--json")
+    return str(last.json["fingerprint"])
+
+
+def test_four_commands_make_a_release_of_three_sites(study: Path, call: Call) -> None:
+    created = call("session", "create", "other", *CREATE)
+    assert "protects its rows if at most 1 of the 3 sites (boston, lyon, oslo) colludes" in created.out
+    assert "If a site drops out, the others need a new session" in created.out
+    first = call("session", "key", "study", "--site", "boston")
+    assert "Missing: the key of lyon, oslo." in first.out
+    fingerprint = keys(call)
+    last = call("session", "key", "study", "--site", "oslo")
+    assert f"The fingerprint is {fingerprint}. Compare it with every other site by telephone" in last.out
+    for name in SITES:
+        share = call("session", "share", "study", f"{name}.zarr", "--site", name, "--fingerprint", fingerprint)
+        assert (share.code, "It may be sent to anybody: alone it is noise" in share.out) == (0, True)
+    again = call("session", "share", "study", "lyon.zarr", "--site", "lyon", "--fingerprint", fingerprint)
+    assert "released before: the same bytes, nothing spent" in again.out
+    assert call("session", "combine", "study", "release.zarr").code == 0
+    shown = call("inspect", "release.zarr")
+    assert "sites      boston, lyon, oslo: nobody saw their exact sum" in shown.out
+    assert call("pca", "release.zarr", "model.zarr", "--components", "2").code == 0
+    assert call("report", "release.zarr", "report.html", "--ledger", "lyon.ledger").code == 0
+    page = (study / "report.html").read_text()
+    assert "at most 1 of the 3 sites (boston, lyon, oslo) colludes" in page
+    assert call("report", "release.zarr", "officer.html", "--verdict").code == 0
+    assert "at most 1 of the 3 sites" in (study / "officer.html").read_text()
+
+
+def test_inspect_shows_who_is_trusted_and_what_is_missing(study: Path, call: Call) -> None:
+    shown = call("inspect", "study")
+    assert shown.out.startswith("study: a session of several sites. Public.")
+    for line in (
+        "sites        boston (60 rows), lyon (40 rows), oslo (50 rows)",
+        "trust        each site for its own rows; for a sum nobody, as it is seen with",
+        "keys         missing: boston, lyon, oslo",
+        "fingerprint  none until all keys are there",
+        "shares       missing: boston, lyon, oslo",
+    ):
+        assert line in shown.out
+    assert all(len(line) <= 80 for line in shown.out.splitlines())
+    fingerprint = keys(call)
+    value = call("inspect", "study", "--json").json
+    assert (value["kind"], value["private"], value["fingerprint"]) == ("session", False, fingerprint)
+    assert value["missing_shares"] == list(SITES)
+    assert study.joinpath("study", "session.json").exists()
+
+
+@pytest.mark.usefixtures("study")
+def test_a_share_needs_the_fingerprint(call: Call) -> None:
+    fingerprint = keys(call)
+    refused = call("session", "share", "study", "boston.zarr", "--site", "boston")
+    assert (refused.code, "--fingerprint" in refused.err) == (2, True)
+    wrong = call(
+        "session", "share", "study", "boston.zarr", "--site", "boston", "--fingerprint", fingerprint[::-1]
+    )  # fmt: skip
+    assert wrong.code == 3
+    assert "Nothing was spent. dpdist inspect study shows it here; every site must see the same." in wrong.message
+    assert json.loads(call("ledger", "export", "boston.ledger").out)["releases"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("create", "two", "--sites", "a=5,b=5"), 2, r"state it with --colluding 0; or find a third site"),
+        (("create", "two", "--sites", "a=5,b,c=5"), 2, r"--sites takes NAME=ROWS for each site"),
+        (("create", "two", "--sites", "a=5,a=5,c=5"), 2, r"--sites names a site twice"),
+        (("create", "two", "--sites", "a=5,b=5,c=5", "--colluding", "2"), 2, r"Of 3 sites from 0 to 1"),
+        (("key", "study", "--site", "paris"), 2, r"no site 'paris'; its sites are boston, lyon, oslo"),
+        (("key", "nowhere", "--site", "boston"), 4, r"no session at nowhere\. Create one with: dpdist session create"),
+        (("combine", "study", "release.zarr"), 4, r"The share of boston, lyon, oslo is missing in study"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_cure(
+    study: Path, call: Call, arguments: tuple[str, ...], code: int, words: str
+) -> None:
+    more = CREATE[2:] if arguments[0] == "create" else ()
+    refused = call("session", *arguments, *more)
+    assert refused.code == code
+    assert re.search(words, refused.message)
+    assert not (study / "two").exists()
+
+
+def test_a_session_without_a_clip_norm_names_where_one_comes_from(study: Path, call: Call) -> None:
+    without = [word for word in CREATE if word not in {"--clip", "4"}]
+    refused = call("session", "create", "other", *without)
+    assert refused.code == 2
+    assert "A session cannot choose a scale privately" in refused.message
+    assert "--centre pilot.zarr --clip auto" in refused.message
+    # and that works when typed
+    table = np.random.default_rng(3).normal(size=(4000, 2))
+    np.savetxt(study / "first.csv", table, delimiter=",", header="age,weight", comments="")
+    pilot = call(
+        "release", "first.csv", "pilot.zarr", "--epsilon", "2", "--delta", "1e-6", "--header", "yes",
+        "--each-row-is-a-person",
+    )  # fmt: skip
+    assert pilot.code == 0, pilot.err
+    created = call("session", "create", "other", *without, "--centre", "pilot.zarr", "--clip", "auto")
+    assert created.code == 0, created.err
+
+
+@pytest.mark.usefixtures("study")
+def test_a_file_is_not_taken_for_rows(call: Call) -> None:
+    fingerprint = keys(call)
+    refused = call("session", "share", "study", "boston.csv", "--site", "boston", "--fingerprint", fingerprint)
+    assert refused.code == 4
+    assert "dpdist ingest" in refused.message

@@ -1,0 +1,499 @@
+"""Sessions of several sites: one release without a trusted sum, each key used once, and hostile files."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.ledgers import losses
+from support.sites_scene import BUDGET, CLIP, COLUMNS, LOSS, ROWS, Hospitals, request, unmasked, write_rows
+
+import dpdist
+from dpdist.core.errors import DataError, RefusedError, UsageError
+from dpdist.core.ledger.state import State
+from dpdist.core.pipeline.charged import statement_of
+from dpdist.core.release import share as share_module
+from dpdist.core.release.transaction import Draw
+from dpdist.core.triangle import packed
+
+
+@pytest.fixture
+def hospitals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hospitals:
+    return Hospitals.at(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def ready(hospitals: Hospitals) -> tuple[Hospitals, str]:
+    hospitals.create()
+    return hospitals, hospitals.exchange()
+
+
+# --- the whole way ---
+
+
+def test_the_sum_of_the_shares_is_that_of_the_noisy_moments_and_near_the_exact_one(
+    ready: tuple[Hospitals, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hospitals, fingerprint = ready
+    with unmasked(monkeypatch) as noisy:
+        hospitals.all_shares(fingerprint)
+    release = hospitals.combined()
+    np.testing.assert_array_equal(packed(release.lattice), np.sum(noisy, axis=0))
+    rows = np.concatenate(list(hospitals.values.values()))
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    rows = rows * np.minimum(1, 0.999 * CLIP / norms)
+    deviation = np.sqrt(release.noise.variance_diagonal or 0) * release.bound.unit**2
+    assert np.abs(release.second_moment - rows.T @ rows).max() < 6 * deviation
+    assert (release.rows, release.releases) == (sum(ROWS.values()), tuple(sorted(release.releases)))
+
+
+def test_the_release_says_who_is_trusted_and_every_site_is_charged_once(ready: tuple[Hospitals, str]) -> None:
+    hospitals, fingerprint = ready
+    hospitals.all_shares(fingerprint)
+    hospitals.all_shares(fingerprint)  # again: nothing is charged
+    release = hospitals.combined()
+    assert release.status == "private"
+    assert release.guarantee is not None
+    assert (release.guarantee.loss, release.guarantee.proof) == (LOSS, "dpdist.core.mechanisms.noise_share")
+    trust = "at most 1 of the 3 sites (boston, lyon, oslo) colludes"
+    assert release.condition == trust
+    assert release.guarantee_words() == f"epsilon 1, delta 1e-06 under replace-one, if {trust}"
+    assert release.session is not None
+    assert (release.session.sites, release.session.colluding) == (tuple(ROWS), 1)
+    for name in ROWS:
+        ledger = hospitals.ledger(name)
+        assert losses(ledger) == [LOSS]
+        assert [record.state for record in ledger.records] == [State.PUBLISHED]
+        assert ledger.records[0].release_id in release.releases
+        ledger.verify()
+    assert len(release.extents) == len(ROWS)
+
+
+def test_what_reads_releases_reads_that_of_a_session(ready: tuple[Hospitals, str], tmp_path: Path) -> None:
+    hospitals, fingerprint = ready
+    hospitals.all_shares(fingerprint)
+    release = hospitals.combined()
+    path = tmp_path / "release.zarr"
+    assert dpdist.PrivateCovariance.from_release(path).covariance_.shape == (3, 3)
+    assert dpdist.PrivatePCA.from_release(path, 2).components_.shape == (2, 3)
+    facts = dpdist.inspect_path(path)
+    assert "nobody saw their exact sum" in facts.describe()
+    assert facts.to_json()["session"] == {"id": release.session.id, "sites": list(ROWS), "colluding": 1}  # type: ignore[union-attr]
+    assert dpdist.open_release(path).session == release.session
+
+
+def test_a_site_sees_its_own_charge_in_a_report_and_not_those_of_others(
+    ready: tuple[Hospitals, str], tmp_path: Path
+) -> None:
+    hospitals, fingerprint = ready
+    hospitals.all_shares(fingerprint)
+    release = hospitals.combined()
+    with hospitals.at_site("lyon"):
+        assert len(statement_of(hospitals.ledger("lyon"), release).charged) == 1
+    write_rows(tmp_path / "else", np.zeros((5, 3)))
+    with pytest.raises(UsageError, match="name the ledger that was charged"):
+        statement_of(dpdist.Ledger(tmp_path / "else" / "rows.ledger"), release)
+
+
+def test_the_order_of_files_does_not_matter_and_the_sum_is_the_same(ready: tuple[Hospitals, str]) -> None:
+    hospitals, fingerprint = ready
+    for name in reversed(ROWS):
+        hospitals.share(name, fingerprint)
+    first = hospitals.combined()
+    copy = hospitals.copy_of_session()
+    again = dpdist.combine_shares(copy, hospitals.folder / "again.zarr")
+    assert again.fresh
+    np.testing.assert_array_equal(first.lattice, again.release.lattice)
+    assert first.release_id == again.release.release_id
+    assert not dpdist.combine_shares(copy, hospitals.folder / "again.zarr").fresh
+
+
+@pytest.mark.parametrize("relation", ["replace-one", "add-remove"])
+def test_a_mean_and_a_private_number_of_rows(hospitals: Hospitals, relation: str) -> None:
+    hospitals.create(asked=request(neighbours=relation, centring="private", rows_at_most=10_000))
+    hospitals.all_shares(hospitals.exchange())
+    release = hospitals.combined()
+    total = sum(ROWS.values())
+    assert release.rows == (total if relation == "replace-one" else None)
+    assert release.row_count == pytest.approx(total, abs=0 if relation == "replace-one" else 60)
+    assert release.row_sum is not None
+    assert release.rows_at_most == (None if relation == "replace-one" else 10_000)
+
+
+def test_two_sites_must_state_that_neither_is_protected_from_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = Hospitals.at(tmp_path, monkeypatch, {"a": 60, "b": 70})
+    with pytest.raises(UsageError, match="each can subtract its own noise") as refused:
+        two.create()
+    assert "colluding=0" in str(refused.value)
+    two.create(colluding=0)
+    two.all_shares(two.exchange())
+    assert two.combined().condition == ("none of the 2 sites (a, b) colludes with anybody, or subtracts its own noise")
+
+
+def test_a_schema_and_a_privacy_unit_are_those_of_all_sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "state"))
+    schema = dpdist.Schema(
+        [
+            dpdist.Column("patient", "privacy unit"),
+            dpdist.Column("ward", "category", categories=["a", "b"], other="column"),
+            dpdist.Column("age", "number", range=(0, 100)),
+        ],
+        scale="range",
+        max_rows=2,
+    )
+    for site in ("x", "y", "z"):
+        lines = "".join(f"{site}{i // 2},{'ab'[i % 2]},{20 + i % 60}\n" for i in range(40))
+        (tmp_path / f"{site}.csv").write_text("patient,ward,age\n" + lines)
+        dpdist.ingest_rows(
+            tmp_path / f"{site}.csv", tmp_path / f"{site}.zarr", header="yes", schema=schema, budget=BUDGET
+        )
+    loss = dpdist.PrivacyLoss.parse(1, 1e-6)
+    asked = dpdist.ReleaseRequest("gaussian", loss, "schema")
+    session = dpdist.create_session(tmp_path / "study", dict.fromkeys("xyz", 40), asked, schema=schema)
+    assert session.terms.columns == ("ward=a", "ward=b", "ward=other", "age")
+    for site in "xyz":
+        session = dpdist.add_session_key(tmp_path / "study", site)
+    assert session.fingerprint is not None
+    for site in "xyz":
+        dpdist.release_share(tmp_path / "study", tmp_path / f"{site}.zarr", site, session.fingerprint)
+    release = dpdist.combine_shares(tmp_path / "study", tmp_path / "release.zarr").release
+    assert release.unit is not None
+    assert (release.unit.column, release.unit.max_rows, release.rows) == ("patient", 2, 120)
+    assert release.schema is not None
+
+
+# --- keys and once only ---
+
+
+def test_the_secret_key_is_private_and_destroyed_before_the_share_is_there(
+    ready: tuple[Hospitals, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hospitals, fingerprint = ready
+    file = hospitals.key_file("boston")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    secret = json.loads(file.read_text().splitlines()[0])["secret"]
+    assert len(secret) == 64
+    write_once, at_writing = share_module.write_once, []
+
+    def noting(*arguments: Any) -> bool:
+        at_writing.append(json.loads(file.read_text().splitlines()[0])["secret"])
+        return write_once(*arguments)
+
+    monkeypatch.setattr(share_module, "write_once", noting)
+    hospitals.share("boston", fingerprint)
+    assert at_writing == [None]
+    for path in (*hospitals.session.iterdir(), *hospitals.state("boston").rglob("*")):
+        assert not path.is_file() or secret.encode() not in path.read_bytes()
+
+
+def test_the_same_command_writes_the_same_share(ready: tuple[Hospitals, str]) -> None:
+    hospitals, fingerprint = ready
+    first = hospitals.share("boston", fingerprint)
+    content = (hospitals.session / "boston.share").read_bytes()
+    (hospitals.session / "boston.share").unlink()
+    again = hospitals.share("boston", fingerprint)
+    assert (first.fresh, again.fresh) == (True, False)
+    assert (hospitals.session / "boston.share").read_bytes() == content
+
+
+def test_a_second_share_of_other_rows_is_refused_and_the_session_lost(ready: tuple[Hospitals, str]) -> None:
+    hospitals, fingerprint = ready
+    hospitals.share("boston", fingerprint)
+    write_rows(hospitals.folder / "changed", hospitals.values["boston"] + 0.1)
+    with hospitals.at_site("boston"), pytest.raises(RefusedError, match="was used for a share of other rows"):
+        dpdist.release_share(hospitals.session, hospitals.folder / "changed" / "rows.zarr", "boston", fingerprint)
+    assert losses(dpdist.Ledger(hospitals.folder / "changed" / "rows.ledger")) == []  # refunded
+    assert not hospitals.share("boston", fingerprint).fresh  # the first one is still sent
+
+
+def test_a_key_bound_to_rows_whose_share_was_not_drawn_makes_no_share_of_others(
+    ready: tuple[Hospitals, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hospitals, fingerprint = ready
+    with monkeypatch.context() as patch:
+        patch.setattr(Draw, "commit", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            hospitals.share("boston", fingerprint)
+    write_rows(hospitals.folder / "changed", hospitals.values["boston"])
+    with hospitals.at_site("boston"), pytest.raises(RefusedError, match="key was destroyed"):
+        dpdist.release_share(hospitals.session, hospitals.folder / "changed" / "rows.zarr", "boston", fingerprint)
+    # the first rows have no key either, and what they paid is refunded
+    assert losses(hospitals.ledger("boston")) == [LOSS]
+    with pytest.raises(RefusedError, match="What was reserved is refunded"):
+        hospitals.share("boston", fingerprint)
+    assert losses(hospitals.ledger("boston")) == []
+    with hospitals.at_site("boston"):
+        dpdist.add_session_key(hospitals.session, "boston")  # no second key is drawn
+    with pytest.raises(RefusedError, match="was destroyed"):
+        hospitals.share("boston", fingerprint)
+
+
+def test_a_second_session_over_the_same_rows_is_a_second_charge(ready: tuple[Hospitals, str]) -> None:
+    hospitals, fingerprint = ready
+    hospitals.share("boston", fingerprint)
+    shutil.rmtree(hospitals.session)
+    hospitals.create(asked=request(dpdist.PrivacyLoss.parse("0.5", 1e-6)))
+    hospitals.share("boston", hospitals.exchange())
+    assert len(losses(hospitals.ledger("boston"))) == 2
+
+
+def test_a_share_beyond_the_budget_is_refused_before_a_row_is_read(ready: tuple[Hospitals, str]) -> None:
+    hospitals, _ = ready
+    shutil.rmtree(hospitals.session)
+    hospitals.create(asked=request(dpdist.PrivacyLoss.parse(3, 1e-6)))
+    with pytest.raises(RefusedError, match="budget"):
+        hospitals.share("boston", hospitals.exchange())
+    assert not (hospitals.session / "boston.share").exists()
+
+
+def test_the_key_of_another_machine_makes_no_share(ready: tuple[Hospitals, str]) -> None:
+    hospitals, fingerprint = ready
+    with hospitals.at_site("lyon"), pytest.raises(RefusedError, match="not on this machine"):
+        dpdist.release_share(hospitals.session, hospitals.rows("boston"), "boston", fingerprint)
+    assert losses(hospitals.ledger("boston")) == []
+
+
+# --- whoever carries the files ---
+
+
+def test_an_exchanged_key_changes_the_fingerprint_and_is_refused(ready: tuple[Hospitals, str]) -> None:
+    hospitals, fingerprint = ready
+    file = hospitals.session / "lyon.key.json"
+    key = json.loads(file.read_text())
+    with hospitals.at_site("carrier"):
+        other = Hospitals.at(hospitals.folder / "carrier", hospitals.patch, ROWS)
+        shutil.copytree(hospitals.session, other.session)
+        (other.session / "lyon.key.json").unlink()
+        forged = json.loads(dpdist.add_session_key(other.session, "lyon").store.get("lyon.key.json"))
+    assert forged["x25519"] != key["x25519"]
+    file.write_text(json.dumps(key | {"x25519": forged["x25519"]}))
+    with pytest.raises(RefusedError, match="The fingerprint is not that of"):
+        hospitals.share("boston", fingerprint)
+    # and to lyon itself, even if nobody compares
+    seen = dpdist.open_session(hospitals.session).fingerprint
+    assert seen is not None
+    with pytest.raises(RefusedError, match="is not that of the key on this machine"):
+        hospitals.share("lyon", seen)
+    assert losses(hospitals.ledger("lyon")) == []
+
+
+@pytest.mark.parametrize("typed", ["lower", "spaces"])
+def test_a_fingerprint_may_be_typed_as_it_is_heard(ready: tuple[Hospitals, str], typed: str) -> None:
+    hospitals, fingerprint = ready
+    text = fingerprint.lower() if typed == "lower" else fingerprint.replace("-", " ")
+    assert hospitals.share("boston", text).fresh
+
+
+def test_one_missing_share_is_named_and_others_reveal_nothing(ready: tuple[Hospitals, str]) -> None:
+    hospitals, fingerprint = ready
+    for name in ("boston", "oslo"):
+        hospitals.share(name, fingerprint)
+    with pytest.raises(DataError, match=r"share of lyon is missing .* counts among those that may collude"):
+        hospitals.combined()
+
+
+def altered(path: Path, where: str) -> None:
+    content = bytearray(path.read_bytes())
+    position = {"head": 5, "entry": -40, "checksum": -1}.get(where)
+    if position is None:
+        path.write_bytes(content[:-8] if where == "short" else b"")
+    else:
+        content[position] ^= 1
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("where", ["head", "entry", "checksum", "short", "empty"])
+def test_a_damaged_share_is_named(ready: tuple[Hospitals, str], where: str) -> None:
+    hospitals, fingerprint = ready
+    hospitals.all_shares(fingerprint)
+    altered(hospitals.session / "lyon.share", where)
+    with pytest.raises(DataError, match=r"lyon\.share is not a share of lyon, or it is damaged"):
+        hospitals.combined()
+    assert not (hospitals.folder / "release.zarr").exists()
+
+
+def test_a_share_twice_or_of_another_session_is_refused(ready: tuple[Hospitals, str]) -> None:
+    hospitals, fingerprint = ready
+    hospitals.all_shares(fingerprint)
+    lyon = hospitals.session / "lyon.share"
+    first = lyon.read_bytes()
+    shutil.copy(hospitals.session / "boston.share", lyon)
+    with pytest.raises(DataError, match=r"lyon\.share is the share of boston"):
+        hospitals.combined()
+    shutil.rmtree(hospitals.session)
+    hospitals.create(asked=request(dpdist.PrivacyLoss.parse("0.5", 1e-6)))
+    hospitals.all_shares(hospitals.exchange())
+    lyon.write_bytes(first)
+    with pytest.raises(DataError, match=r"lyon\.share is a share of another session"):
+        hospitals.combined()
+
+
+def test_a_share_that_a_site_made_up_cannot_be_told_from_noise_and_spoils_the_sum(
+    ready: tuple[Hospitals, str],
+) -> None:
+    """The checksum is no secret: what a malicious site can do is to change the sum."""
+    hospitals, fingerprint = ready
+    hospitals.all_shares(fingerprint)
+    path = hospitals.session / "lyon.share"
+    session = dpdist.open_session(hospitals.session)
+    line, _, rest = path.read_bytes().partition(b"\n")
+    entries = np.frombuffer(rest[:-32], "<i8") ^ (1 << 62)
+    checksum = share_module.checksum_of(session.terms)
+    checksum.update(line + b"\n" + entries.tobytes())
+    path.write_bytes(line + b"\n" + entries.tobytes() + checksum.digest())
+    with pytest.raises(DataError, match="do not add up to a second moment"):
+        hospitals.combined()
+
+
+def test_shares_made_with_other_keys_do_not_cancel_and_are_refused(ready: tuple[Hospitals, str]) -> None:
+    hospitals, fingerprint = ready
+    hospitals.share("boston", fingerprint)
+    # oslo loses its state folder, makes another key, and two sites go on with it
+    shutil.rmtree(hospitals.state("oslo") / "sessions")
+    (hospitals.session / "oslo.key.json").unlink()
+    with hospitals.at_site("oslo"):
+        second = dpdist.add_session_key(hospitals.session, "oslo").fingerprint
+    assert second not in {None, fingerprint}
+    for name in ("lyon", "oslo"):
+        hospitals.share(name, str(second))
+    with pytest.raises(DataError, match="were made with different keys"):
+        hospitals.combined()
+
+
+def terms_changed(hospitals: Hospitals, **changes: Any) -> None:
+    file = hospitals.session / "session.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"noise": {"sigma_diagonal": 1, "sigma_off_diagonal": 1}},
+        {"epsilon_micro": 3_000_000},
+        {"colluding": 0},
+        {"bound": None},
+        {"bounding": {"clip_norm": 1e9}},
+        {"sites": [{"name": "boston", "rows": 300}]},
+        {"sites": [{"name": "boston", "rows": 1}, {"name": "BOSTON", "rows": 1}, {"name": "oslo", "rows": 1}]},
+        {"sites": [{"name": "../boston", "rows": 1}, {"name": "lyon", "rows": 1}, {"name": "oslo", "rows": 1}]},
+        {"columns": ["age", "weight"]},
+        {"unknown": 1},
+        {"format": "dpdist-session/2"},
+        {"schema": {"columns": []}},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_altered_terms_are_refused_or_are_another_session(
+    ready: tuple[Hospitals, str], changes: dict[str, Any]
+) -> None:
+    hospitals, fingerprint = ready
+    terms_changed(hospitals, **changes)
+    with pytest.raises((DataError, UsageError, RefusedError)):
+        hospitals.share("boston", fingerprint)
+    assert losses(hospitals.ledger("boston")) == []
+    with pytest.raises((DataError, UsageError, RefusedError)):
+        hospitals.combined()
+
+
+# --- what cannot work is refused before it is paid for ---
+
+
+@pytest.mark.parametrize(
+    ("sites", "more", "words"),
+    [
+        ({"a": 10}, {}, "from 2 to 256 sites, not 1"),
+        ({"a": 10, "b": 10, "c": 10}, {"colluding": 2}, "from 0 to 1 may be assumed to collude, not 2"),
+        ({"a": 10, "A": 10, "c": 10}, {}, "same name, apart from capitals"),
+        ({"a b": 10, "b": 10, "c": 10}, {}, "cannot be the name of a site"),
+        (["a", "b", "c"], {}, "number of rows of each site is public"),
+        ({"a": 10, "b": 10, "c": 10}, {"columns": None}, "Give either"),
+        ({"a": 10, "b": 10, "c": 10}, {"columns": ["age", "age"]}, "must be different"),
+        (
+            {"a": 10**15, "b": 10, "c": 10}, {"asked": request(grid_bits=23, accept_large_delta=True)},
+            "exceeds 64-bit integers",
+        ),
+        ({"a": 10, "b": 10, "c": 10}, {"asked": request(clip_norm="private")}, "cannot choose a clip norm privately"),
+        (
+            {"a": 10, "b": 10, "c": 10}, {"asked": request(scale="private", clip_norm="auto")},
+            "cannot choose a scale privately",
+        ),
+        ({"a": 10, "b": 10, "c": 10}, {"asked": request(name="mine")}, "neither a chosen id"),
+        (
+            {"a": 10, "b": 10, "c": 10}, {"asked": request(dpdist.PrivacyLoss.parse(9, 1e-6), grid_bits=4)},
+            "below 1024 grid steps",
+        ),
+        ({"a": 10**6, "b": 10, "c": 10}, {}, "allows a random row to be"),
+    ],
+)  # fmt: skip
+def test_a_session_that_cannot_work_is_not_created(
+    tmp_path: Path, sites: Any, more: dict[str, Any], words: str
+) -> None:
+    asked = more.pop("asked", None) or request()
+    with pytest.raises((UsageError, RefusedError), match=words):
+        dpdist.create_session(tmp_path / "study", sites, asked, **{"columns": COLUMNS, **more})
+    assert not (tmp_path / "study").exists()
+
+
+def test_add_remove_states_no_numbers(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="under add-remove it is private"):
+        dpdist.create_session(
+            tmp_path / "study", {"a": 5, "b": 5, "c": 5}, request(neighbours="add-remove"), columns=COLUMNS
+        )
+
+
+@pytest.mark.parametrize(
+    ("names", "count", "words"),
+    [
+        (("weight", "age", "height"), 300, "has other columns, in this order, than the session"),
+        (("age", "weight"), 300, "has other columns, in this order, than the session"),
+        (COLUMNS, 299, "The session states 300 rows of boston, and"),
+    ],
+)
+def test_a_table_that_the_session_is_not_about_is_refused(
+    ready: tuple[Hospitals, str], names: tuple[str, ...], count: int, words: str
+) -> None:
+    hospitals, fingerprint = ready
+    rows = write_rows(hospitals.folder / "other", np.ones((count, len(names))), names)
+    with hospitals.at_site("boston"), pytest.raises(UsageError, match=words):
+        dpdist.release_share(hospitals.session, rows, "boston", fingerprint)
+    assert losses(dpdist.Ledger(hospitals.folder / "other" / "rows.ledger")) == []
+
+
+def test_a_missing_key_is_named(hospitals: Hospitals) -> None:
+    hospitals.create()
+    with hospitals.at_site("boston"):
+        assert dpdist.add_session_key(hospitals.session, "boston").missing_keys == ["lyon", "oslo"]
+        with pytest.raises(DataError, match="public key of lyon, oslo is missing"):
+            dpdist.release_share(hospitals.session, hospitals.rows("boston"), "boston", "X")
+        with pytest.raises(UsageError, match="no site 'paris'"):
+            dpdist.add_session_key(hospitals.session, "paris")
+
+
+def test_rows_without_a_budget_make_no_share(ready: tuple[Hospitals, str]) -> None:
+    hospitals, fingerprint = ready
+    rows = write_rows(hospitals.folder / "other", hospitals.values["boston"], allowed=None)
+    with hospitals.at_site("boston"), pytest.raises(RefusedError, match="No budget is declared"):
+        dpdist.release_share(hospitals.session, rows, "boston", fingerprint)
+
+
+def test_a_session_is_created_once(hospitals: Hospitals) -> None:
+    hospitals.create()
+    with pytest.raises(DataError, match="exists already"):
+        hospitals.create()
+
+
+def test_files_of_the_session_may_be_read_by_everybody(ready: tuple[Hospitals, str]) -> None:
+    hospitals, fingerprint = ready
+    hospitals.all_shares(fingerprint)
+    mask = os.umask(0)
+    os.umask(mask)
+    for file in hospitals.session.iterdir():
+        assert stat.S_IMODE(file.stat().st_mode) == 0o644 & ~mask, file.name
