@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import partial
 
 import click
@@ -99,11 +100,12 @@ def create_command(
         privacy_unit=table_options.privacy_unit, max_rows=table_options.max_rows, review=review,
     )  # fmt: skip
     guarantee = created.terms.share.guarantee
+    weak = cautions_message(cautions(guarantee.loss, guarantee.neighbours, created.terms.rows))
     message = (
         f"{session}: a session of {listed(created.terms.names)}. Each site is charged {guarantee.loss} under "
         f"{guarantee.neighbours}, which protects its rows if {created.terms.facts.trust}. If a site drops out, the "
-        "others need a new session, which charges each again. Next, at each site: dpdist session key SESSION --site "
-        f"NAME{cautions_message(cautions(guarantee.loss, guarantee.neighbours, created.terms.rows))}"
+        "others need a new session, which charges each again. Next, at each site: dpdist session key "
+        f"{shlex.quote(str(session))} --site NAME{weak}"
     )
     answer(as_json, _json(session, created), message)
 
@@ -145,8 +147,8 @@ def key_command(session: AnyStore, site: str, as_json: bool) -> None:
     else:
         message += (
             f"All keys are there. The fingerprint is {with_key.fingerprint}. Compare it with every other site by "
-            "telephone, not by the way that the files took. Then: dpdist session share SESSION ROWS --site "
-            f"{site} --fingerprint FINGERPRINT"
+            "telephone, not by the way that the files took. Then: dpdist session share "
+            f"{shlex.quote(str(session))} ROWS --site {site} --fingerprint {with_key.fingerprint}"
         )
     answer(as_json, _json(session, with_key), message)
 
@@ -175,7 +177,7 @@ def share_command(
     status = "released now" if share.fresh else "released before: the same bytes, nothing spent"
     message = (
         f"{share.path}: the share of {site} ({status}; {share.guarantee.loss}). It may be sent to anybody: alone it is "
-        "noise. Next, once all shares are there: dpdist session combine SESSION RELEASE"
+        f"noise. Next, once all shares are there: dpdist session combine {shlex.quote(str(session))} RELEASE"
     )
     answer(as_json, share.to_json(), message)
 

@@ -48,7 +48,7 @@ def test_four_commands_make_a_release_of_three_sites(study: Path, call: Call) ->
     assert "released before: the same bytes, nothing spent" in again.out
     assert call("session", "combine", "study", "release.zarr").code == 0
     shown = call("inspect", "release.zarr")
-    assert "sites      boston, lyon, oslo: nobody saw their exact sum" in shown.out
+    assert "sites      3: boston, lyon, oslo. Each was trusted with its own rows" in shown.out
     assert call("pca", "release.zarr", "model.zarr", "--components", "2").code == 0
     assert call("report", "release.zarr", "report.html", "--ledger", "lyon.ledger").code == 0
     page = (study / "report.html").read_text()
@@ -127,6 +127,15 @@ def test_a_session_without_a_clip_norm_names_where_one_comes_from(study: Path, c
     assert pilot.code == 0, pilot.err
     created = call("session", "create", "other", *without, "--centre", "pilot.zarr", "--clip", "auto")
     assert created.code == 0, created.err
+
+
+def test_the_clip_norm_of_a_schema_with_ranges_is_the_default(study: Path, call: Call) -> None:
+    ranges = "".join(f'[[column]]\nname = "{name}"\nkind = "number"\nrange = [-5, 5]\n' for name in ("age", "weight"))
+    (study / "schema.toml").write_text('scale = "range"\neach_row_is_a_person = true\n' + ranges)
+    created = call("session", "create", "other", *CREATE[:2], *CREATE[4:8], "--schema", "schema.toml", "--anyway")
+    assert created.code == 0, created.err
+    terms = call("inspect", "other", "--json").json["terms"]
+    assert (terms["bounding"]["clip_norm"], terms["bound"]["clip_norm"] > 1.41) == ("schema", True)
 
 
 @pytest.mark.usefixtures("study")

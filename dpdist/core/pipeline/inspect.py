@@ -42,7 +42,7 @@ from dpdist.core.rows.units import Unit
 from dpdist.core.rows.writing import chunk_key
 from dpdist.core.storage.arrays import Text, attributes_of
 from dpdist.core.storage.store import AnyStore, Store, store_at
-from dpdist.core.text import as_json, counted, exactly, listed, rounded_norm
+from dpdist.core.text import as_json, counted, exactly, rounded_norm
 
 _BATCH_BYTES = 512 << 10
 """Rows that are verified at once: half of a core's second-level cache."""
@@ -282,7 +282,7 @@ def _release(store: Store) -> Facts:
         ("schema", schema_line(release.schema)),
         ("noise", release.noise.law),
         ("sum of", counted(len(release.releases), "release") if release.releases else ""),
-        ("sites", "" if release.session is None else f"{listed(release.session.sites)}: nobody saw their exact sum"),
+        ("sites", "" if release.session is None else release.session.describe()),
         ("window", f"the last {counted(release.window, 'period')}" if release.window else ""),
         ("weights", f"{counted(len(weights), 'period')}, {times}: no second moment" if weights else ""),
         ("made by", f"dpdist {__version__}"),

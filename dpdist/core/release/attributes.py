@@ -42,6 +42,13 @@ class SessionFacts(Struct, frozen=True):
     sites: tuple[Text, ...]
     colluding: Annotated[int, Meta(ge=0)]  # most sites that may collude, by assumption
 
+    def describe(self) -> str:
+        """Return who was trusted with what."""
+        return (
+            f"{len(self.sites)}: {', '.join(self.sites)}. Each was trusted with its own rows, and nobody with a sum "
+            f"without noise; up to {self.colluding} may collude with others"
+        )
+
     @property
     def trust(self) -> str:
         """The assumption of the guarantee, as the end of a sentence that begins with "if"."""

@@ -106,7 +106,7 @@ def clip_from(text: str | None) -> float | Word:
     if text is None:
         return "auto"
     if text in get_args(Word):
-        return cast("Word", text)
+        return cast("Word", str(text))  # which may be of a type for options
     try:
         return float(text)
     except ValueError:
