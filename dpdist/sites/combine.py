@@ -84,7 +84,7 @@ def combine_shares(session: AnyStore, release: AnyStore) -> Outcome:
         )
     opened_shares = [_ShareFile.at(complete, name) for name in complete.terms.names]
     heads = [share.head for share in opened_shares]
-    if len({head.keys for head in heads}) > 1 or heads[0].keys != complete.key_set().digest.hex():
+    if {head.keys for head in heads} != {complete.key_set().digest.hex()}:
         raise DataError(
             f"The shares in {complete.store} were made with different keys, so their masks do not cancel. Compare the "
             "fingerprints: a site used keys that others did not have. The sites need a new session."

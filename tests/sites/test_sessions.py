@@ -403,6 +403,82 @@ def test_altered_terms_are_refused_or_are_another_session(
         hospitals.combined()
 
 
+HOSTILE: dict[str, dict[str, Any]] = {
+    "less noise": {"noise": {"sigma_diagonal": 1, "sigma_off_diagonal": 1}},
+    "a larger loss": {"epsilon_micro": 1_500_000},
+    "fewer colluding": {"colluding": 0},
+    "a bound of a smaller norm": {},
+    "a relation": {"neighbours": "add-remove"},
+    "a unit": {"unit": {"column": "age", "max_rows": 3}},
+}
+
+
+@pytest.mark.parametrize("change", HOSTILE)
+def test_terms_that_contradict_themselves_are_refused_even_if_all_sites_see_the_same(
+    hospitals: Hospitals, change: str
+) -> None:
+    """Whoever creates a session is trusted for nothing: a site plans its own noise."""
+    hospitals.create()
+    terms = json.loads((hospitals.session / "session.json").read_text())
+    changes = HOSTILE[change] or {"bound": terms["bound"] | {"constant": 5}}
+    terms_changed(hospitals, **changes)
+    with pytest.raises((DataError, UsageError)):
+        hospitals.share("boston", hospitals.exchange())
+    assert losses(hospitals.ledger("boston")) == []
+
+
+def test_two_sites_with_one_key_are_refused(ready: tuple[Hospitals, str]) -> None:
+    hospitals, fingerprint = ready
+    stolen = json.loads((hospitals.session / "boston.key.json").read_text()) | {"site": "oslo"}
+    (hospitals.session / "oslo.key.json").write_text(json.dumps(stolen))
+    with pytest.raises(RefusedError, match="Two sites have the same public key"):
+        hospitals.share("boston", fingerprint)
+
+
+def test_a_key_of_another_session_is_refused(ready: tuple[Hospitals, str], tmp_path: Path) -> None:
+    hospitals, fingerprint = ready
+    other = Hospitals(tmp_path / "second", hospitals.patch, hospitals.values)
+    other.folder.mkdir()
+    other.create()
+    with hospitals.at_site("oslo"):
+        dpdist.add_session_key(other.session, "oslo")
+    shutil.copy(other.session / "oslo.key.json", hospitals.session)
+    with pytest.raises(DataError, match=r"oslo\.key\.json is for another session"):
+        hospitals.share("boston", fingerprint)
+
+
+def rewritten(path: Path, terms: Any, **changes: Any) -> None:
+    """Change the head of a share, with a checksum that is right: it needs no secret."""
+    line, _, rest = path.read_bytes().partition(b"\n")
+    content = json.dumps(json.loads(line) | changes).encode() + b"\n" + rest[:-32]
+    checksum = share_module.checksum_of(terms)
+    checksum.update(content)
+    path.write_bytes(content + checksum.digest())
+
+
+def test_what_a_site_states_of_its_ledger_is_repeated_and_cannot_write_on_a_terminal(
+    ready: tuple[Hospitals, str],
+) -> None:
+    hospitals, fingerprint = ready
+    hospitals.all_shares(fingerprint)
+    terms = dpdist.open_session(hospitals.session).terms
+    rewritten(hospitals.session / "lyon.share", terms, condition="\x1b[2J nothing")
+    with pytest.raises(DataError, match="is not a share of lyon, or it is damaged"):
+        hospitals.combined()
+    rewritten(hospitals.session / "lyon.share", terms, condition="the releases before cost epsilon 1")
+    assert str(hospitals.combined().condition).endswith("colludes; the releases before cost epsilon 1")
+
+
+def test_two_shares_of_the_same_rows_are_refused(ready: tuple[Hospitals, str]) -> None:
+    hospitals, fingerprint = ready
+    hospitals.all_shares(fingerprint)
+    terms = dpdist.open_session(hospitals.session).terms
+    head = json.loads((hospitals.session / "boston.share").read_bytes().partition(b"\n")[0])
+    rewritten(hospitals.session / "lyon.share", terms, extents=head["extents"])
+    with pytest.raises(RefusedError, match="contain the same rows"):
+        hospitals.combined()
+
+
 # --- what cannot work is refused before it is paid for ---
 
 
@@ -465,6 +541,21 @@ def test_a_table_that_the_session_is_not_about_is_refused(
     with hospitals.at_site("boston"), pytest.raises(UsageError, match=words):
         dpdist.release_share(hospitals.session, rows, "boston", fingerprint)
     assert losses(dpdist.Ledger(hospitals.folder / "other" / "rows.ledger")) == []
+
+
+def test_more_rows_than_the_session_allows_are_refused(hospitals: Hospitals) -> None:
+    hospitals.create(asked=request(neighbours="add-remove", rows_at_most=250))
+    fingerprint = hospitals.exchange()
+    with pytest.raises(UsageError, match="has more rows than the session allows"):
+        hospitals.share("boston", fingerprint)
+    assert hospitals.share("oslo", fingerprint).fresh
+
+
+def test_rows_in_periods_are_refused(ready: tuple[Hospitals, str]) -> None:
+    hospitals, fingerprint = ready
+    rows = write_rows(hospitals.folder / "night", hospitals.values["boston"], allowed=None, period="2026-01-05")
+    with hospitals.at_site("boston"), pytest.raises(RefusedError, match="rows in periods"):
+        dpdist.release_share(hospitals.session, rows, "boston", fingerprint)
 
 
 def test_a_missing_key_is_named(hospitals: Hospitals) -> None:

@@ -31,12 +31,13 @@ def request(loss: PrivacyLoss = LOSS, **more: Any) -> ReleaseRequest:
 
 
 def write_rows(
-    folder: Path, values: npt.NDArray[np.float64], names: Sequence[str] = COLUMNS, allowed: PrivacyLoss | None = BUDGET
-) -> Path:
+    folder: Path, values: npt.NDArray[np.float64], names: Sequence[str] = COLUMNS,
+    allowed: PrivacyLoss | None = BUDGET, **head: Any,
+) -> Path:  # fmt: skip
     """Write rows.zarr and its ledger into a new folder, and return the rows."""
     folder.mkdir(parents=True)
     rows = folder / "rows.zarr"
-    with created(rows, rows=len(values), dtype="float64", names=tuple(names), budget=allowed) as writer:
+    with created(rows, rows=len(values), dtype="float64", names=tuple(names), budget=allowed, **head) as writer:
         writer.append(values)
     if allowed is not None:
         budget.create_ledger(budget.default_ledger(rows), rows)
