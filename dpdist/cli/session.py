@@ -14,6 +14,7 @@ from dpdist.cli import Suggesting
 from dpdist.cli.options import (
     STORE,
     GroupedCommand,
+    Option,
     cluster_options,
     json_option,
     ledger_option,
@@ -34,9 +35,13 @@ from dpdist.sites import combine, steps
 from dpdist.sites.folder import Session
 
 _BOUNDING = {
-    "epsilon", "delta", "clip", "neighbours", "centre", "scale", "grid_bits", "rows_at_most", "accept_large_delta",
+    "epsilon", "delta", "clip", "neighbours", "centre", "scale", "grid_bits", "rows_at_most",
 }  # fmt: skip
-_CHANGED = {
+_CHANGED: dict[str, dict[str, object]] = {
+    "delta": {
+        "help": "Privacy loss delta, such as 1e-6: far below one over the number of rows of all sites.",
+        "required": True, "group": "Required",
+    },
     "clip": {
         "help": "Public clip norm C. auto, with a public scale: 1.75 sqrt(d). schema: the norm that no row of the "
         "schema exceeds [default: schema, if its ranges give one; auto, with a public scale].",
@@ -65,8 +70,8 @@ def session() -> None:
 @session.command("create", cls=GroupedCommand)
 @click.argument("session", type=STORE)
 @click.option(
-    "--sites", required=True, metavar="NAME=ROWS,...", help="The sites with their numbers of rows; under add-remove, "
-    "their names only.",
+    "--sites", cls=Option, group="Required", required=True, metavar="NAME=ROWS,...",
+    help="The sites with their numbers of rows; under add-remove, their names only.",
 )  # fmt: skip
 @click.option(
     "--colluding", type=int, metavar="T",
@@ -100,10 +105,10 @@ def create_command(
         privacy_unit=table_options.privacy_unit, max_rows=table_options.max_rows, review=review,
     )  # fmt: skip
     guarantee = created.terms.share.guarantee
-    weak = cautions_message(cautions(guarantee.loss, guarantee.neighbours, created.terms.rows))
+    weak = _cautions(created)
     message = (
         f"{session}: a session of {listed(created.terms.names)}. Each site is charged {guarantee.loss} under "
-        f"{guarantee.neighbours}, which protects its rows if {created.terms.facts.trust}. If a site drops out, the "
+        f"{guarantee.neighbours}, which protects its rows if {created.terms.condition}. If a site drops out, the "
         "others need a new session, which charges each again. Next, at each site: dpdist session key "
         f"{shlex.quote(str(session))} --site NAME{weak}"
     )
@@ -121,6 +126,11 @@ def _sites(text: str) -> dict[str, int] | list[str]:
     if len(by_name) < len(pairs):
         raise UsageError("--sites names a site twice. Name each once.")
     return by_name
+
+
+def _cautions(session: Session) -> str:
+    guarantee = session.terms.share.guarantee
+    return cautions_message(cautions(guarantee.loss, guarantee.neighbours, session.terms.rows))
 
 
 def _json(path: AnyStore, session: Session) -> dict[str, object]:
@@ -174,10 +184,12 @@ def share_command(
     that no share of other rows can be made.
     """
     share = steps.release_share(session, rows, site, fingerprint, ledger=ledger, cluster=cluster)
+    weak = _cautions(steps.open_session(session))
     status = "released now" if share.fresh else "released before: the same bytes, nothing spent"
     message = (
-        f"{share.path}: the share of {site} ({status}; {share.guarantee.loss}). It may be sent to anybody: alone it is "
-        f"noise. Next, once all shares are there: dpdist session combine {shlex.quote(str(session))} RELEASE"
+        f"{share.path}: the share of {site} ({status}; {share.guarantee.loss}).{weak} It may be sent to anybody: alone "
+        "it is as good as random bits. Next, once all shares are there: dpdist session combine "
+        f"{shlex.quote(str(session))} RELEASE"
     )
     answer(as_json, share.to_json(), message)
 

@@ -11,7 +11,6 @@ import io
 import math
 from collections.abc import Iterator
 
-import msgspec
 import numpy as np
 
 from dpdist.core.errors import DataError
@@ -22,7 +21,7 @@ from dpdist.core.release.artefact import FORMAT, Heading, open_release
 from dpdist.core.release.attributes import merged
 from dpdist.core.release.session import Terms
 from dpdist.core.release.share import FORMAT as SHARE_FORMAT
-from dpdist.core.release.share import ShareHead, checksum_of
+from dpdist.core.release.share import ShareHead, checksum_of, head_of
 from dpdist.core.rows.schema import Schema
 from dpdist.core.storage.arrays import attributes_of
 from dpdist.core.storage.store import AnyStore, Store, store_at
@@ -30,7 +29,6 @@ from dpdist.core.text import has_control, listed
 from dpdist.core.triangle import Band
 from dpdist.sites.folder import Session, opened
 
-_HEAD_BYTES = 1 << 20
 _BLOCK_BYTES = 8 << 20
 _FAR = 50  # standard deviations that the noise of no entry exceeds
 
@@ -89,25 +87,27 @@ def combine_shares(session: AnyStore, release: AnyStore) -> Outcome:
             f"The shares in {complete.store} were made with different keys, so their masks do not cancel. Compare the "
             "fingerprints: a site used keys that others did not have. The sites need a new session."
         )
-    heading = _heading(complete.terms, heads)
-    fresh = (attributes_of(target) or {}).get("release_id") != heading.release_id
     total = np.zeros(heads[0].entries, dtype=np.uint64)
-    for share in opened_shares:
-        share.add_to(total)
+    checksums = [share.add_to(total) for share in opened_shares]
+    heading = _heading(complete.terms, heads, checksums)
+    fresh = (attributes_of(target) or {}).get("release_id") != heading.release_id
     values = total.view(np.int64)
     _require_moment(complete.terms, values)
     publish(io.BytesIO(b"".join(archived(heading, [(Band.whole(heading.bound.width), values)]))), target)
     return Outcome(open_release(target), target.address(), fresh)
 
 
-def _heading(terms: Terms, heads: list[ShareHead]) -> Heading:
-    """Return the public header of the sum."""
-    plan, share, facts = terms.plan, terms.share, terms.facts
+def _heading(terms: Terms, heads: list[ShareHead], checksums: list[bytes]) -> Heading:
+    """Return the public header of the sum; what a site states is repeated as its own words."""
+    plan, share = terms.plan, terms.share
     ids = tuple(sorted(head.release_id for head in heads))
-    conditions = sorted({head.condition for head in heads if head.condition is not None})
-    text = "\n".join((FORMAT, terms.digest, heads[0].keys, *ids))
+    stated = [
+        f"""{head.site} states: '{head.condition.replace("'", '"')}'"""
+        for head in heads if head.condition is not None
+    ]  # fmt: skip
+    identity = hashlib.sha256(FORMAT.encode() + bytes.fromhex(terms.digest) + b"".join(checksums))
     return Heading(
-        release_id=f"s-{hashlib.sha256(text.encode()).hexdigest()[:32]}",
+        release_id=f"s-{identity.hexdigest()[:32]}",
         mechanism="gaussian",
         names=terms.columns,
         neighbours=terms.neighbours,
@@ -120,9 +120,9 @@ def _heading(terms: Terms, heads: list[ShareHead]) -> Heading:
         extents=merged(extent for head in heads for extent in head.extents),
         releases=ids,
         unit=None if terms.unit is None else terms.unit.unit,
-        condition="; ".join((facts.trust, *conditions)),
+        condition="; ".join((terms.condition, *stated)),
         schema=None if terms.schema is None else Schema.from_json(terms.schema),
-        session=facts,
+        session=terms.facts,
     )
 
 
@@ -151,11 +151,7 @@ class _ShareFile:
         """Read the head of a share, and check that it is of this session and site."""
         store, name, terms = session.store, f"{site}.share", session.terms
         size = store.size(name) or 0
-        try:
-            line, newline, _ = store.get_range(name, 0, min(size, _HEAD_BYTES)).partition(b"\n")
-            head = msgspec.json.decode(line, type=ShareHead) if newline else None
-        except (OSError, ValueError, RecursionError):
-            head = None
+        head = head_of(store, name)
         if head is None:
             raise _damaged(store, name, site)
         if has_control(head.condition or ""):
@@ -169,14 +165,14 @@ class _ShareFile:
             raise DataError(f"{store.address(name)} is a share of another session. Ask {site} for that of this one.")
         if head.site != site:
             raise DataError(f"{store.address(name)} is the share of {head.site}, named as if it were that of {site}.")
-        start = len(line) + 1
         entries = Band.whole(terms.plan.bound.width).entries
-        if head.entries != entries or size != start + 8 * entries + checksum_of(terms).digest_size:
+        start = size - 8 * entries - checksum_of(terms).digest_size
+        if head.entries != entries or start < 1 or store.get_range(name, 0, start)[-1:] != b"\n":
             raise _damaged(store, name, site)
         return cls(store, name, terms, head, start)
 
-    def add_to(self, total: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> None:
-        """Add its entries modulo 2^64, and check its checksum."""
+    def add_to(self, total: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> bytes:
+        """Add its entries modulo 2^64, and return its checksum, which is verified."""
         checksum, first = checksum_of(self._terms), 0
         end = self._start + 8 * self.head.entries
         try:
@@ -191,6 +187,7 @@ class _ShareFile:
             stored = b""
         if not hmac.compare_digest(stored, checksum.digest()):
             raise _damaged(self._store, self._name, self.head.site)
+        return stored
 
     def _blocks(self, end: int) -> Iterator[bytes]:
         for start in range(self._start, end, _BLOCK_BYTES):

@@ -23,8 +23,8 @@ from msgspec import Meta, Struct
 from dpdist.core.errors import DataError, DpdistError, RefusedError
 from dpdist.core.html import table
 from dpdist.core.naming import step
-from dpdist.core.noise.masks import KeySet
-from dpdist.core.release.session import FORMAT, Terms, require_names
+from dpdist.core.noise.masks import KeySet, is_public_key
+from dpdist.core.release.session import FORMAT, Terms
 from dpdist.core.storage.store import AnyStore, Store, store_at
 from dpdist.core.text import listed, repeated
 
@@ -114,6 +114,9 @@ class Session:
                 f"{step('session key', self.store, site=self.missing_keys[0])}"
             )
         keys = [self.keys[name] for name in self.terms.names]
+        for name, key in self.keys.items():
+            if not is_public_key(key):
+                raise RefusedError(f"The public key of {name} in {self.store} is none. Ask {name} for it again.")
         if repeated(key.hex() for key in keys):
             raise RefusedError(f"Two sites have the same public key in {self.store}. Ask both for their keys again.")
         return KeySet(bytes.fromhex(self.terms.digest), tuple(keys))
@@ -121,12 +124,12 @@ class Session:
     def lines(self) -> list[tuple[str, str]]:
         """Return what people should know of it, with labels."""
         terms, plan = self.terms, self.terms.plan
-        guarantee, facts = terms.share.guarantee, terms.facts
+        guarantee = terms.share.guarantee
         count = f"{terms.rows} in all" if terms.rows is not None else f"private, at most {terms.rows_at_most}"
         return [
             ("session", terms.digest[:32]),
             ("sites", listed(f"{s.name} ({s.rows} rows)" if s.rows else s.name for s in terms.sites)),
-            ("guarantee", f"{guarantee.loss} under {terms.neighbours} for the rows of each site, if {facts.trust}"),
+            ("guarantee", f"{guarantee.loss} under {terms.neighbours} for the rows of each site, if {terms.condition}"),
             ("trust", "each site for its own rows; for a sum nobody, as it is seen with noise only"),
             ("files", "whoever carries them can spoil the result, and learns nothing"),
             ("columns", listed(terms.columns)),
@@ -183,7 +186,6 @@ def _terms(store: Store) -> Terms:
         )
     try:
         terms = msgspec.convert(value, Terms)
-        require_names(terms.names)
         _ = terms.plan
     except DpdistError:
         raise

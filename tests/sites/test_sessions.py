@@ -61,7 +61,7 @@ def test_the_release_says_who_is_trusted_and_every_site_is_charged_once(ready: t
     assert release.status == "private"
     assert release.guarantee is not None
     assert (release.guarantee.loss, release.guarantee.proof) == (LOSS, "dpdist.core.mechanisms.noise_share")
-    trust = "at most 1 of the 3 sites (boston, lyon, oslo) colludes"
+    trust = "at most 1 of the 3 sites (boston, lyon, oslo) colludes, and no row is at two of them"
     assert release.condition == trust
     assert release.guarantee_words() == f"epsilon 1, delta 1e-06 under replace-one, if {trust}"
     assert release.session is not None
@@ -135,7 +135,8 @@ def test_two_sites_must_state_that_neither_is_protected_from_the_other(
     assert "colluding=0" in str(refused.value)
     two.create(colluding=0)
     two.all_shares(two.exchange())
-    assert two.combined().condition == ("none of the 2 sites (a, b) colludes with anybody, or subtracts its own noise")
+    alone = "none of the 2 sites (a, b) colludes with anybody, or subtracts its own noise"
+    assert two.combined().condition == f"{alone}, and no row is at two of them"
 
 
 def test_a_schema_and_a_privacy_unit_are_those_of_all_sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,6 +235,87 @@ def test_a_key_bound_to_rows_whose_share_was_not_drawn_makes_no_share_of_others(
         dpdist.add_session_key(hospitals.session, "boston")  # no second key is drawn
     with pytest.raises(RefusedError, match="was destroyed"):
         hospitals.share("boston", fingerprint)
+
+
+def restored(hospitals: Hospitals, copy: Path) -> None:
+    shutil.rmtree(hospitals.folder / "boston")
+    shutil.copytree(copy, hospitals.folder / "boston")
+
+
+def test_a_home_restored_to_the_time_before_the_share_draws_no_second_one(ready: tuple[Hospitals, str]) -> None:
+    hospitals, fingerprint = ready
+    copy = hospitals.folder / "backup"
+    shutil.copytree(hospitals.folder / "boston", copy)
+    hospitals.share("boston", fingerprint)
+    first = (hospitals.session / "boston.share").read_bytes()
+    restored(hospitals, copy)
+    with pytest.raises(RefusedError, match="this ledger has no record of it"):
+        hospitals.share("boston", fingerprint)
+    assert losses(hospitals.ledger("boston")) == []
+    (hospitals.session / "boston.share").rename(hospitals.folder / "away")
+    with pytest.raises(RefusedError, match="was destroyed"):
+        hospitals.share("boston", fingerprint)
+    assert losses(hospitals.ledger("boston")) == []
+    assert (hospitals.folder / "away").read_bytes() == first
+
+
+def test_a_state_folder_restored_alone_makes_no_share_of_other_rows(ready: tuple[Hospitals, str]) -> None:
+    hospitals, fingerprint = ready
+    copy = hospitals.folder / "backup"
+    shutil.copytree(hospitals.state("boston"), copy)
+    hospitals.share("boston", fingerprint)
+    shutil.rmtree(hospitals.state("boston"))
+    shutil.copytree(copy, hospitals.state("boston"))
+    rows = write_rows(hospitals.folder / "changed", hospitals.values["boston"] + 0.1)
+    with hospitals.at_site("boston"), pytest.raises(RefusedError, match="no record of it"):
+        dpdist.release_share(hospitals.session, rows, "boston", fingerprint)
+    assert losses(dpdist.Ledger(hospitals.folder / "changed" / "rows.ledger")) == []
+
+
+def test_a_command_without_the_key_does_not_refund_what_another_process_draws(
+    ready: tuple[Hospitals, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hospitals, fingerprint = ready
+    commit = Draw.commit
+
+    def meanwhile(self: Any, drawn: Any) -> None:
+        with monkeypatch.context() as patch:
+            patch.setenv("DPDIST_STATE_HOME", str(hospitals.folder / "elsewhere"))
+            with pytest.raises(RefusedError):
+                dpdist.release_share(hospitals.session, hospitals.rows("boston"), "boston", fingerprint)
+        commit(self, drawn)
+
+    monkeypatch.setattr(Draw, "commit", meanwhile)
+    assert hospitals.share("boston", fingerprint).fresh
+    assert losses(hospitals.ledger("boston")) == [LOSS]
+
+
+def test_a_share_is_not_sent_again_for_other_keys(ready: tuple[Hospitals, str]) -> None:
+    hospitals, fingerprint = ready
+    hospitals.share("boston", fingerprint)
+    shutil.rmtree(hospitals.state("oslo") / "sessions")
+    (hospitals.session / "oslo.key.json").unlink()
+    with hospitals.at_site("oslo"):
+        second = dpdist.add_session_key(hospitals.session, "oslo").fingerprint
+    with pytest.raises(RefusedError, match="made with other public keys"):
+        hospitals.share("boston", str(second))
+
+
+def test_a_weak_guarantee_is_warned_of_at_every_site(hospitals: Hospitals) -> None:
+    hospitals.create(asked=request(dpdist.PrivacyLoss.parse(12, 1e-6)))
+    hospitals.patch.setattr("support.sites_scene.BUDGET", dpdist.PrivacyLoss.parse(20, 1e-5))
+    fingerprint = hospitals.exchange()
+    with pytest.warns(dpdist.WeakGuaranteeWarning, match="Epsilon 12"), pytest.raises(RefusedError, match="budget"):
+        hospitals.share("boston", fingerprint)
+
+
+def test_no_text_of_a_key_shows_its_secret(ready: tuple[Hospitals, str]) -> None:
+    hospitals, _ = ready
+    terms = dpdist.open_session(hospitals.session).terms
+    with hospitals.at_site("boston"):
+        key = share_module.stored_key(terms, "boston")
+    assert key is not None
+    assert str(key.secret) not in f"{key!r}{key}"
 
 
 def test_a_second_session_over_the_same_rows_is_a_second_charge(ready: tuple[Hospitals, str]) -> None:
@@ -410,6 +492,10 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "a bound of a smaller norm": {},
     "a relation": {"neighbours": "add-remove"},
     "a unit": {"unit": {"column": "age", "max_rows": 3}},
+    "numbers beyond all integers": {"sites": [{"name": name, "rows": 2**62} for name in ROWS]},
+    "no numbers": {"sites": [{"name": name, "rows": None} for name in ROWS]},
+    "names that write on a terminal": {"columns": ["a\x1b[2J", "weight", "height"]},
+    "a large delta": {"delta_atto": 10**17},
 }
 
 
@@ -422,7 +508,7 @@ def test_terms_that_contradict_themselves_are_refused_even_if_all_sites_see_the_
     terms = json.loads((hospitals.session / "session.json").read_text())
     changes = HOSTILE[change] or {"bound": terms["bound"] | {"constant": 5}}
     terms_changed(hospitals, **changes)
-    with pytest.raises((DataError, UsageError)):
+    with pytest.raises((DataError, UsageError, RefusedError)):
         hospitals.share("boston", hospitals.exchange())
     assert losses(hospitals.ledger("boston")) == []
 
@@ -433,6 +519,10 @@ def test_two_sites_with_one_key_are_refused(ready: tuple[Hospitals, str]) -> Non
     (hospitals.session / "oslo.key.json").write_text(json.dumps(stolen))
     with pytest.raises(RefusedError, match="Two sites have the same public key"):
         hospitals.share("boston", fingerprint)
+    (hospitals.session / "oslo.key.json").write_text(json.dumps(stolen | {"x25519": "00" * 32}))
+    with pytest.raises(RefusedError, match=r"The public key of oslo .* is none"):
+        hospitals.share("boston", fingerprint)
+    assert losses(hospitals.ledger("boston")) == []
 
 
 def test_a_key_of_another_session_is_refused(ready: tuple[Hospitals, str], tmp_path: Path) -> None:
@@ -465,8 +555,13 @@ def test_what_a_site_states_of_its_ledger_is_repeated_and_cannot_write_on_a_term
     rewritten(hospitals.session / "lyon.share", terms, condition="\x1b[2J nothing")
     with pytest.raises(DataError, match="is not a share of lyon, or it is damaged"):
         hospitals.combined()
+    rewritten(hospitals.session / "lyon.share", terms, condition=None)
+    before = hospitals.combined().release_id
+    shutil.rmtree(hospitals.folder / "release.zarr")
     rewritten(hospitals.session / "lyon.share", terms, condition="the releases before cost epsilon 1")
-    assert str(hospitals.combined().condition).endswith("colludes; the releases before cost epsilon 1")
+    assert hospitals.combined().release_id != before
+    stated = "; lyon states: 'the releases before cost epsilon 1'"
+    assert str(hospitals.combined().condition).endswith(stated)
 
 
 def test_two_shares_of_the_same_rows_are_refused(ready: tuple[Hospitals, str]) -> None:
@@ -493,7 +588,7 @@ def test_two_shares_of_the_same_rows_are_refused(ready: tuple[Hospitals, str]) -
         ({"a": 10, "b": 10, "c": 10}, {"columns": None}, "Give either"),
         ({"a": 10, "b": 10, "c": 10}, {"columns": ["age", "age"]}, "must be different"),
         (
-            {"a": 10**15, "b": 10, "c": 10}, {"asked": request(grid_bits=23, accept_large_delta=True)},
+            {"a": 10**15, "b": 10, "c": 10}, {"asked": request(dpdist.PrivacyLoss.parse(1, 1e-18), grid_bits=22)},
             "exceeds 64-bit integers",
         ),
         ({"a": 10, "b": 10, "c": 10}, {"asked": request(clip_norm="private")}, "cannot choose a clip norm privately"),
@@ -543,12 +638,41 @@ def test_a_table_that_the_session_is_not_about_is_refused(
     assert losses(dpdist.Ledger(hospitals.folder / "other" / "rows.ledger")) == []
 
 
-def test_more_rows_than_the_session_allows_are_refused(hospitals: Hospitals) -> None:
-    hospitals.create(asked=request(neighbours="add-remove", rows_at_most=250))
-    fingerprint = hospitals.exchange()
-    with pytest.raises(UsageError, match="has more rows than the session allows"):
-        hospitals.share("boston", fingerprint)
-    assert hospitals.share("oslo", fingerprint).fresh
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sites": [{"name": name, "rows": 299} for name in ROWS]},
+        {"sites": [{"name": name, "rows": 300} for name in ROWS]},
+        {"bounding": {"grid_bits": 22}},
+        {"rows_at_most": 299},
+        {"rows_at_most": 300},
+    ],
+)
+def test_no_terms_tell_by_a_refusal_how_many_private_rows_there_are(
+    hospitals: Hospitals, change: dict[str, Any]
+) -> None:
+    """Whoever writes the terms may choose numbers around a guess: a site must not treat them in two ways."""
+    hospitals.create(asked=request(neighbours="add-remove"))
+    outcomes = set()
+    for count in (298, 302):  # of boston, around the guesses
+        study = hospitals.session
+        terms = json.loads((study / "session.json").read_text())
+        changed = terms | {
+            key: terms[key] | value if isinstance(value, dict) else value for key, value in change.items()
+        }
+        other = hospitals.folder / "shared" / f"study{count}"
+        shutil.copytree(study, other)
+        (other / "session.json").write_text(json.dumps(changed))
+        rows = write_rows(hospitals.folder / f"other{count}", np.ones((count, 3)))
+        hospitals.patch.setenv("DPDIST_STATE_HOME", str(hospitals.folder / f"state{count}"))
+        try:
+            for name in ROWS:
+                session = dpdist.add_session_key(other, name)
+            dpdist.release_share(other, rows, "boston", str(session.fingerprint))
+            outcomes.add("a share")
+        except (DataError, UsageError) as error:
+            outcomes.add(str(error).replace(str(count), ""))
+    assert len(outcomes) == 1
 
 
 def test_rows_in_periods_are_refused(ready: tuple[Hospitals, str]) -> None:

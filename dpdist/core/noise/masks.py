@@ -55,6 +55,15 @@ def public_key(secret: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
 
 
+def is_public_key(key: bytes) -> bool:
+    """Return whether a public key agrees on secrets: a point of small order makes all of them zero."""
+    try:
+        X25519PrivateKey.from_private_bytes(bytes([1]) * KEY_BYTES).exchange(X25519PublicKey.from_public_bytes(key))
+    except ValueError:
+        return False
+    return True
+
+
 @dataclass(frozen=True)
 class KeySet:
     """The public keys of all sites of a session, in the order of the sites."""
@@ -74,7 +83,7 @@ class KeySet:
         return "-".join(text[start : start + 4] for start in range(0, len(text), 4))
 
     def masks(self, site: int, secret: bytes) -> Masks:
-        """Return the masks of a site; ValueError for a public key that is none."""
+        """Return the masks of a site, whose keys were checked by :func:`is_public_key`."""
         own = X25519PrivateKey.from_private_bytes(secret)
         streams = []
         for other, key in enumerate(self.keys):

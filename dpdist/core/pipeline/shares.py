@@ -10,6 +10,7 @@ from dpdist.core.naming import parameter
 from dpdist.core.noise.masks import KeySet
 from dpdist.core.pipeline.budget import ledger_place
 from dpdist.core.pipeline.release import compute, layout_for, require_relation
+from dpdist.core.privacy import checks
 from dpdist.core.release.session import Terms
 from dpdist.core.release.share import ShareTransaction
 from dpdist.core.rows.table import Table
@@ -36,6 +37,7 @@ def release_share(
     )  # fmt: skip
     require_summable(table, transaction.bound)
     require_relation(transaction)
+    checks.warn(terms.share.guarantee.loss, terms.neighbours, terms.rows)
     fresh = transaction.state() not in _DRAWN
     if fresh:
         with cluster.connected() as executor:

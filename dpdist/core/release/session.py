@@ -36,17 +36,20 @@ from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.table import Table, UnitAttributes
 from dpdist.core.rows.units import Unit
 from dpdist.core.storage.arrays import Text
-from dpdist.core.text import canonical, random_token
+from dpdist.core.text import canonical, has_control, random_token, repeated
 
 FORMAT = "dpdist-session/1"
-_NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
+LEAST_TOTAL = 2**30
+"""Rows that the grid of a session with private numbers of rows must have room for, so that no site is refused by its
+number of rows: the refusal would reveal it to whoever chose the grid."""
+NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 _Count = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 
 
 class Site(Struct, frozen=True, forbid_unknown_fields=True):
     """A site of a session, and its number of rows, where that is public: under replace-one."""
 
-    name: Annotated[str, Meta(pattern=rf"^{_NAME}\Z")]
+    name: Annotated[str, Meta(pattern=rf"^{NAME}\Z")]
     rows: _Count | None = None
 
 
@@ -84,7 +87,6 @@ class Terms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=
     bounding: Bounding
     bound: BoundJson
     noise: ShareNoise
-    accept_large_delta: bool
 
     @property
     def digest(self) -> str:
@@ -101,6 +103,12 @@ class Terms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=
         """The number of rows of all sites; None if it is private."""
         counts = [site.rows for site in self.sites if site.rows is not None]
         return sum(counts) if len(counts) == len(self.sites) else None
+
+    @property
+    def condition(self) -> str:
+        """What the guarantee assumes of the sites, as the end of a sentence that begins with "if"."""
+        owner = "row is" if self.unit is None else f"{self.unit.column} has rows"
+        return f"{self.facts.trust}, and no {owner} at two of them"
 
     @property
     def facts(self) -> SessionFacts:
@@ -128,19 +136,43 @@ class Terms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=
             bounding.centre,
             bounding.scale,
             bounding.grid_bits,
-            accept_large_delta=self.accept_large_delta,
             rows_at_most=self.rows_at_most,
         )
 
     @cached_property
     def plan(self) -> Plan:
-        """The plan of the session for the rows of all sites, checked against the terms."""
+        """The plan of the session for the rows of all sites, checked against the terms, which may come from anyone."""
+        self._require_sound()
         schema = None if self.schema is None else Schema.from_json(self.schema)
         if schema is not None and schema.features != self.columns:
             raise DataError("The columns of the session are not those of its schema. Get session.json anew.")
         require_schema(self.request, schema)
-        size = dimensions(self.columns, schema, None if self.unit is None else self.unit.unit, self.rows)
-        return self._agreed(planned(self.request, size))
+        unit = None if self.unit is None else self.unit.unit
+        plan = self._agreed(planned(self.request, dimensions(self.columns, schema, unit, self.rows)))
+        most = max(LEAST_TOTAL, self.rows_at_most) if self.rows is None else self.rows
+        if most > plan.bound.total_rows:
+            raise UsageError(
+                f"The sum of {most} rows exceeds 64-bit integers at {plan.bound.grid_bits} grid bits. Use fewer.",
+                parameter="grid_bits",
+            )
+        return plan
+
+    def _require_sound(self) -> None:
+        """Refuse terms that no session has."""
+        require_sites(len(self.sites), self.colluding)
+        _require_names(self.names)
+        if repeated(self.columns) or not all(name.strip() and not has_control(name) for name in self.columns):
+            raise UsageError("The names of the columns must be different, and have letters.", parameter="columns")
+        public = self.neighbours is Neighbours.REPLACE_ONE
+        if any((site.rows is not None) is not public for site in self.sites):
+            raise UsageError(
+                "Under replace-one the number of rows of each site is public and part of the session, such as "
+                "boston=1200; under add-remove it is private and must not be stated.",
+                parameter="sites",
+            )
+        if self.rows is not None:
+            loss = PrivacyLoss(self.epsilon_micro, self.delta_atto)
+            checks.require_small_delta(loss, self.neighbours, self.rows, accepted=False)
 
     def plan_for(self, site: str, table: Table) -> Plan:
         """Return the plan of the share of a site; refuse a table that the terms are not about."""
@@ -159,8 +191,6 @@ class Terms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=
                 f"The session states {stated.rows} rows of {site}, and {table} has {table.rows}. Make a session with "
                 "the right numbers. Nothing was spent."
             )
-        if table.rows > self.rows_at_most:
-            raise UsageError(f"{table} has more rows than the session allows ({parameter('rows_at_most')}).")
         return self._agreed(plan_of(self.request, table))
 
     def _agreed(self, plan: Plan) -> Plan:
@@ -200,27 +230,10 @@ def terms_of(
 ) -> Terms:  # fmt: skip
     """Return the terms of a new session; refuse what could not be released."""
     colluding = _colluding(len(sites), colluding)
-    require_names([site.name for site in sites])
-    public = request.neighbours is Neighbours.REPLACE_ONE
-    if any((site.rows is not None) is not public for site in sites):
-        raise UsageError(
-            "Under replace-one the number of rows of each site is public and part of the session, such as "
-            "boston=1200; under add-remove it is private and must not be stated.",
-            parameter="sites",
-        )
     bounding = _bounding(request)
-    rows = sum(site.rows or 0 for site in sites) if public else None
-    if rows is not None:
-        checks.require_small_delta(request.loss, request.neighbours, rows, accepted=request.accept_large_delta)
-    require_schema(request, schema)
+    rows = sum(site.rows or 0 for site in sites) or None
     plan = planned(request, dimensions(columns, schema, unit, rows))
     share = noise_share(plan.moment, len(sites), colluding)
-    least = request.rows_at_most if rows is None else rows
-    if least > plan.bound.total_rows:
-        raise UsageError(
-            f"The sum of {least} rows exceeds 64-bit integers at {plan.bound.grid_bits} grid bits. Use fewer.",
-            parameter="grid_bits",
-        )
     terms = Terms(
         format=FORMAT,
         nonce=random_token(),
@@ -232,14 +245,14 @@ def terms_of(
         neighbours=request.neighbours,
         epsilon_micro=request.loss.epsilon_micro,
         delta_atto=request.loss.delta_atto,
-        rows_at_most=max(request.rows_at_most, rows or 1),
+        rows_at_most=request.rows_at_most if rows is None else rows,
         bounding=msgspec.structs.replace(bounding, grid_bits=plan.bound.grid_bits),
         bound=plan.bound.to_json(),
         noise=ShareNoise(share.sigma_diagonal, share.sigma_off_diagonal),
-        accept_large_delta=request.accept_large_delta,
     )  # fmt: skip
-    advice.require_centre_of_dropped(schema, centred=has_centre(terms.plan))
-    if refused := advice.count_refused(terms.plan, rows or request.rows_at_most):
+    plan = terms.plan  # which checks the terms
+    advice.require_centre_of_dropped(schema, centred=has_centre(plan))
+    if refused := advice.count_refused(plan, rows or request.rows_at_most):
         raise RefusedError(refused)
     return terms
 
@@ -256,10 +269,9 @@ def _colluding(sites: int, colluding: int | None) -> int:
     return colluding
 
 
-def require_names(names: Sequence[str]) -> None:
-    """Refuse names of sites that cannot be names of files."""
+def _require_names(names: Sequence[str]) -> None:
     for name in names:
-        if not re.fullmatch(_NAME, name):
+        if not re.fullmatch(NAME, name):
             raise UsageError(
                 f"{name!r} cannot be the name of a site: use up to 64 letters, digits, hyphens or underscores.",
                 parameter="sites",
@@ -283,6 +295,8 @@ def _bounding(request: ReleaseRequest) -> Bounding:
             f"Sites share the noise of gaussian only, not of {request.mechanism}: leave {parameter('mechanism')} out, "
             f"and give {parameter('delta')}."
         )
-    if request.name is not None or request.period or request.for_reproduction:
-        raise UsageError("A session has neither a chosen id nor a period, and is never for reproduction.")
+    if request.name is not None or request.period or request.for_reproduction or request.accept_large_delta:
+        raise UsageError(
+            "A session has neither a chosen id nor a period nor a delta of 1/n, and is never for reproduction."
+        )
     return Bounding(clip_norm, request.centring, request.centre, scale, request.grid_bits or 0)

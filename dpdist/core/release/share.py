@@ -15,6 +15,10 @@ destroyed: two shares under one mask differ by the change of the rows and fresh 
 is sent again from the ledger, and needs no key. One that was reserved only is refunded, and the session is lost. The
 record of the key stays, so that no second key is made for the session here.
 
+A state folder that is restored to a moment between 1 and 4 has a key that made a share. If that share is in the folder
+of the session, and not in the ledger, nothing is charged, and the key is destroyed. If it is not there, a second draw
+cannot be detected: as with any ledger restored together with its witness, neither may be restored from a backup.
+
 **What is in a share.** Its head is public: session, site, digests of keys and rows, and the statements that the site's
 ledger makes. Its integers are uniform for anyone who lacks one of its masks, which is every coalition that the session
 allows. The checksum at the end detects damage, and proves nothing: a malicious site can change the sum, and so can
@@ -34,6 +38,7 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from dpdist.core.errors import DataError, RefusedError
+from dpdist.core.ledger.ledger import ID_PATTERN, Ledger
 from dpdist.core.ledger.state import State
 from dpdist.core.ledger.state_folder import StateFile, state_home
 from dpdist.core.naming import step
@@ -41,7 +46,7 @@ from dpdist.core.noise.masks import KeySet, new_key, public_key
 from dpdist.core.release.artefact import Heading
 from dpdist.core.release.attributes import Coverage
 from dpdist.core.release.request import id_of
-from dpdist.core.release.session import Terms
+from dpdist.core.release.session import NAME, Terms
 from dpdist.core.release.trusted import Answer, MomentTransaction
 from dpdist.core.storage.arrays import Text
 from dpdist.core.storage.store import Store
@@ -50,6 +55,7 @@ from dpdist.core.triangle import Band
 FORMAT = "dpdist-share/1"
 _KEY = "dpdist-site-secret/1"
 _LOST = "If it is lost, the sites need a new session."
+_HEAD_BYTES = 1 << 20
 _Hex = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
@@ -59,6 +65,9 @@ class SiteKey(Struct, frozen=True):
     public: str  # hexadecimal
     secret: str | None  # None once the share is committed, or the session lost
     release_id: str | None = None  # the only share that may be made with it
+
+    def __repr__(self) -> str:
+        return f"SiteKey({self.public!r}, {self.release_id!r})"  # without the secret
 
 
 def _key_file(terms: Terms, site: str) -> StateFile[SiteKey]:
@@ -91,16 +100,11 @@ def _bound_key(terms: Terms, site: str, release_id: str) -> SiteKey:
         if key is None:
             raise RefusedError(
                 f"The key of {site} for this session is not on this machine, or belongs to another user. Nothing was "
-                f"spent. Run this where {step('session key')} was run."
+                f"drawn. Run this where {step('session key')} was run."
             )
         if key.release_id not in {None, release_id}:
             file.write(msgspec.structs.replace(key, secret=None))
-            raise RefusedError(
-                f"The key of {site} was used for a share of other rows, and a second share would reveal their "
-                "difference. Nothing was spent, and the key was destroyed: no more share can be made of this session "
-                "here. The command for the first rows still sends their share, if it was drawn. For these rows, the "
-                "sites need a new session, which is a new charge."
-            )
+            raise _of_other_rows(site)
         if key.secret is None:
             raise RefusedError(
                 f"The key of {site} for this session was destroyed, and this ledger has no share made with it. What "
@@ -112,17 +116,26 @@ def _bound_key(terms: Terms, site: str, release_id: str) -> SiteKey:
     return key
 
 
+def _of_other_rows(site: str) -> RefusedError:
+    return RefusedError(
+        f"The key of {site} was used for a share of other rows, and a second share would reveal their difference. "
+        "Nothing was spent, and the key was destroyed: no more share can be made of this session here. The command for "
+        "the first rows still sends their share, if it was drawn. For these rows, the sites need a new session, which "
+        "is a new charge."
+    )
+
+
 class ShareHead(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The head of a share, a line of JSON. Public."""
 
     format: str
     session: _Hex  # digest of the terms
     keys: _Hex  # digest of the public keys of all sites
-    site: Text
-    release_id: Text  # in the ledger of the site
+    site: Annotated[str, Meta(pattern=rf"^{NAME}\Z")]
+    release_id: Annotated[str, Meta(pattern=rf"^{ID_PATTERN}\Z")]  # in the ledger of the site
     entries: Annotated[int, Meta(ge=1)]
     extents: tuple[Coverage, ...]
-    condition: Annotated[Text, Meta(max_length=2000)] | None  # of the ledger of the site
+    condition: Annotated[Text, Meta(max_length=500)] | None  # of the ledger of the site
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,17 +167,41 @@ class ShareTransaction(MomentTransaction):
         return str(self.target.address(self.file))
 
     def reserve(self) -> State:
-        """Charge the share, and bind the key of the site to it; a refused share is refunded."""
+        """Charge the share, and bind the key of the site to it; a share that can never be drawn is refunded."""
         ledger = self.account()
+        self._require_recorded(ledger)
+        before = ledger.record(self.release_id)
         state = self.charge(ledger)
         if state is State.RESERVED:
             try:
                 self._key()
             except RefusedError:
-                if ledger.abort(self.release_id):
-                    raise
-                return State.COMMITTED  # by another process meanwhile
+                key = stored_key(self.terms, self.site)
+                destroyed = key is not None and key.secret is None
+                own = before is None or before.state is State.ABORTED  # not that of a process which may be drawing
+                if (own or destroyed) and not ledger.abort(self.release_id):
+                    return State.COMMITTED  # by another process meanwhile
+                raise
         return state
+
+    def _require_recorded(self, ledger: Ledger) -> None:
+        """Refuse other rows than those of the first share, by the key, or by a share that the ledger does not have."""
+        key = stored_key(self.terms, self.site)
+        if key is not None and key.release_id not in {None, self.release_id}:
+            _destroy_key(self.terms, self.site)
+            raise _of_other_rows(self.site)
+        head = head_of(self.target, self.file)
+        if head is None or (head.session, head.site) != (self.terms.digest, self.site):
+            return
+        record = ledger.record(head.release_id)
+        if record is None or record.digest is None:
+            _destroy_key(self.terms, self.site)
+            raise RefusedError(
+                f"{self.place} is a share of {self.site}, and this ledger has no record of it: the ledger or the state "
+                "folder was restored from an older copy, or the share is of other rows. A second share under the same "
+                "masks would reveal the rows. Nothing was spent, and the key was destroyed. The sites need a new "
+                "session, unless a newer copy of the ledger has that share."
+            )
 
     def _key(self) -> bytes:
         """Return the secret key, which must be that of the public one."""
@@ -180,10 +217,7 @@ class ShareTransaction(MomentTransaction):
 
     def stored(self, heading: Heading, answer: Answer) -> Iterator[bytes]:
         """Yield the bytes that are committed: head, masked entries and checksum."""
-        try:
-            masks = self.keys.masks(self.terms.index(self.site), self._key())
-        except ValueError:
-            raise DataError("A public key of the session is not valid. Ask its site for it again.") from None
+        masks = self.keys.masks(self.terms.index(self.site), self._key())
         head = ShareHead(
             format=FORMAT,
             session=self.terms.digest,
@@ -208,12 +242,38 @@ class ShareTransaction(MomentTransaction):
     def publish(self) -> None:
         """Destroy the key, and write the committed bytes; idempotent."""
         with self.committed() as content:
-            file = _key_file(self.terms, self.site)
-            with file.locked():
-                key = file.read()
-                if key is not None and key.secret is not None:
-                    file.write(msgspec.structs.replace(key, secret=None))
-            write_once(self.target, self.file, content.read(), "share")
+            _destroy_key(self.terms, self.site)
+            share = content.read()
+            if decoded_head(share.partition(b"\n")[0]).keys != self.keys.digest.hex():
+                raise RefusedError(
+                    f"The share of {self.site} was made with other public keys than those in {self.target}, so its "
+                    "masks would not cancel. Restore the key files, or make a new session."
+                )
+            write_once(self.target, self.file, share, "share")
+
+
+def _destroy_key(terms: Terms, site: str) -> None:
+    """Remove the secret from the stored key of a site; idempotent."""
+    file = _key_file(terms, site)
+    with file.locked():
+        key = file.read()
+        if key is not None and key.secret is not None:
+            file.write(msgspec.structs.replace(key, secret=None))
+
+
+def decoded_head(line: bytes) -> ShareHead:
+    """Return the head of a share; ValueError if it is none."""
+    return msgspec.json.decode(line, type=ShareHead)
+
+
+def head_of(folder: Store, name: str) -> ShareHead | None:
+    """Return the head of a share in a folder; None without one, or if it is damaged."""
+    try:
+        start = folder.get_range(name, 0, min(folder.size(name) or 0, _HEAD_BYTES))
+        line, newline, _ = start.partition(b"\n")
+        return decoded_head(line) if newline else None
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 def checksum_of(terms: Terms) -> hmac.HMAC:
