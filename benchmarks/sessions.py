@@ -84,8 +84,8 @@ def session_of(folder: Path, sites: dict[str, Path], request: dpdist.ReleaseRequ
     columns = next(iter(tables.values())).names
     counts = {name: table.rows for name, table in tables.items()}
     dpdist.create_session(folder, counts, request, columns=columns, colluding=colluding)
-    for name in sites:
-        session = dpdist.add_session_key(folder, name)
+    for name, rows in sites.items():
+        session = dpdist.add_session_key(folder, rows, name)
     return session
 
 

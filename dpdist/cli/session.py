@@ -27,9 +27,10 @@ from dpdist.core.options import Clip, IngestOptions, RequestOptions
 from dpdist.core.privacy.checks import cautions, cautions_message
 from dpdist.core.release.parse import columns_from, request_from
 from dpdist.core.release.plan import Plan
+from dpdist.core.release.share import key_location, stored_key
 from dpdist.core.rows.schema import Schema
 from dpdist.core.runtime.cluster import Cluster
-from dpdist.core.storage.store import AnyStore
+from dpdist.core.storage.store import AnyStore, store_at
 from dpdist.core.text import listed
 from dpdist.sites import combine, steps
 from dpdist.sites.folder import Session
@@ -45,13 +46,15 @@ _CHANGED: dict[str, dict[str, object]] = {
     "clip": {
         "help": "Public clip norm C. auto, with a public scale: 1.75 sqrt(d). schema: the norm that no row of the "
         "schema exceeds [default: schema, if its ranges give one; auto, with a public scale].",
-        "metavar": "[C|auto|schema]",
+        "metavar": "[C|auto|schema]", "group": "",
     },
+    "neighbours": {"group": ""},
     "scale": {"help": "A file (.npz, .npy, .json) with a public scale of each column.", "metavar": "FILE"},
     "centre": {
         "help": "none; private: release the mean as well, at no cost; schema; or a file (.npz, .npy, .json) with a "
         "public centre and scale of each column, or the release.zarr of a pilot, whose centre and scale are reused "
         "[default: schema, for rows with categories or booleans in a schema; otherwise none].",
+        "group": "",
     },
     "privacy_unit": {"help": "Column of the privacy unit that all sites ingest with; a schema names it itself."},
     "max_rows": {"help": "Maximum number of rows that a site keeps of each unit [default: all]."},
@@ -87,10 +90,13 @@ def create_command(
     request_options: RequestOptions, anyway: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Create SESSION with its terms: sites, columns or schema, bound, loss and noise. Nothing is charged."""
+    store_at(session).require_new("session")
     schema = None if table_options.schema is None else Schema.read(table_options.schema)
     vectors = {request_options.centre or "none", request_options.scale or "none"} - {"none", "private", "schema"}
     if request_options.clip is None and not vectors and schema is not None and schema.norm is not None:
         request_options = msgspec.structs.replace(request_options, clip=Clip("schema"))
+    if request_options.clip == "auto" and not vectors:
+        raise UsageError("--clip auto is for columns divided by a public scale: add --centre FILE, or give a number.")
 
     def review(plan: Plan) -> None:
         expected = prospect(plan)
@@ -110,19 +116,23 @@ def create_command(
         f"{session}: a session of {listed(created.terms.names)}. Each site is charged {guarantee.loss} under "
         f"{guarantee.neighbours}, which protects its rows if {created.terms.condition}. If a site drops out, the "
         "others need a new session, which charges each again. Next, at each site: dpdist session key "
-        f"{shlex.quote(str(session))} --site NAME{weak}"
+        f"{shlex.quote(str(session))} ROWS --site NAME{weak}"
     )
     answer(as_json, _json(session, created), message)
 
 
 def _sites(text: str) -> dict[str, int] | list[str]:
     """Return the sites given as NAME=ROWS,... or NAME,..."""
-    pairs = [name.strip().partition("=") for name in text.split(",")]
+    pairs = [tuple(part.strip() for part in name.partition("=")) for name in text.split(",")]
     if not any(equals for _, equals, _ in pairs):
         return [name for name, _, _ in pairs]
-    if not all(rows.strip().isdecimal() and int(rows) for _, _, rows in pairs):
-        raise UsageError(f"--sites takes NAME=ROWS for each site, such as boston=1200,lyon=800,oslo=950, not {text!r}.")
-    by_name = {name.strip(): int(rows) for name, _, rows in pairs}
+    for name, _, rows in pairs:
+        if not (rows.isdecimal() and int(rows)):
+            raise UsageError(
+                f"--sites takes NAME=ROWS for each site, such as boston=1200,lyon=800,oslo=950, and {name!r} has no "
+                "number of rows."
+            )
+    by_name = {name: int(rows) for name, _, rows in pairs}
     if len(by_name) < len(pairs):
         raise UsageError("--sites names a site twice. Name each once.")
     return by_name
@@ -137,28 +147,39 @@ def _json(path: AnyStore, session: Session) -> dict[str, object]:
     return {
         "session": str(path), "id": session.terms.digest, "sites": list(session.terms.names),
         "fingerprint": session.fingerprint, "missing_keys": session.missing_keys,
-        "missing_shares": session.missing_shares,
+        "missing_shares": session.missing_shares, "unusable": session.unusable,
     }  # fmt: skip
 
 
 _site = click.option("--site", required=True, metavar="NAME", help="The name of this site.")
 
 
-@session.command("key")
+@session.command("key", cls=GroupedCommand)
 @click.argument("session", type=STORE)
+@click.argument("rows", type=STORE)
 @_site
+@ledger_option
 @json_option
-def key_command(session: AnyStore, site: str, as_json: bool) -> None:
-    """Draw the key of this site, and write its public part to SESSION. Repeating the command changes nothing."""
-    with_key = steps.add_session_key(session, site)
-    message = f"{session}: the public key of {site} is in {site}.key.json; the secret key stays on this machine. "
+def key_command(session: AnyStore, rows: AnyStore, site: str, ledger: LedgerAddress | None, as_json: bool) -> None:
+    """Check that ROWS can make the share of this site, and write the public key of the site to SESSION.
+
+    Nothing is charged: columns, schema, number of rows and budget are checked before anybody pays. Repeating the
+    command changes nothing.
+    """
+    with_key = steps.add_session_key(session, rows, site, ledger=ledger)
+    key = stored_key(with_key.terms, site)
+    message = f"{session}: the public key of {site} is in {site}.key.json. "
+    if key is None or key.secret is None:
+        message += "The secret key was used for a share, and destroyed. "
+    else:
+        message += f"The secret key stays in {key_location(with_key.terms, site)}. "
     if with_key.fingerprint is None:
-        message += f"Missing: the key of {listed(with_key.missing_keys)}."
+        message += f"Keys are missing: of {listed(with_key.missing_keys)}."
     else:
         message += (
             f"All keys are there. The fingerprint is {with_key.fingerprint}. Compare it with every other site by "
-            "telephone, not by the way that the files took. Then: dpdist session share "
-            f"{shlex.quote(str(session))} ROWS --site {site} --fingerprint {with_key.fingerprint}"
+            f"telephone, not by the way that the files took. Then: dpdist session share {shlex.quote(str(session))} "
+            f"{shlex.quote(str(rows))} --site {site} --fingerprint FINGERPRINT"
         )
     answer(as_json, _json(session, with_key), message)
 

@@ -51,7 +51,7 @@ def questions(release: Release, ledger: LedgerStatement | None) -> list[Question
         Question("Are there other releases of these people?", list(_others(release, ledger))),
         Question("Is the guarantee proved, or only claimed?", list(_proof(release))),
         Question("Which mistakes could undo it?", list(_mistakes(release))),
-        Question("Who was trusted?", list(_trusted())),
+        Question("Who was trusted?", list(_trusted(release))),
     ]
 
 
@@ -83,7 +83,10 @@ def _others(release: Release, ledger: LedgerStatement | None) -> Iterator[Answer
         own = drawn_for(release)
         others = [f"{record.release_id} ({record.loss})" for record in ledger.charged if record.release_id not in own]
         found = f"{counted(len(others), 'other release')}: {listed(others[:_NAMED])}" if others else "no other release"
-        yield Answer(True, f"The ledger of this table contains this release and {found}.")
+        what = "this release" if release.session is None else "the share of one site in this release"
+        yield Answer(True, f"The ledger of this table contains {what} and {found}.")
+        if release.session is not None:
+            yield Answer(False, "Each of the other sites has looked at its own ledger.")
         balance = ledger.balance
         kept = balance.condition is None and not (balance.exceeded or balance.closed or balance.exhausted)
         yield Answer(kept, f"The budget is {balance.budget}: {balance.promise}. So far: {balance}.")
@@ -150,6 +153,12 @@ def _shown(value: object) -> str:
     return exactly(value) if isinstance(value, float) else str(value)
 
 
-def _trusted() -> Iterator[Answer]:
+def _trusted(release: Release) -> Iterator[Answer]:
+    if release.session is not None:
+        sites = listed(release.session.sites)
+        yield Answer(True, f"Each of the sites ({sites}) with its own rows, and nobody with a sum without noise.")
+        yield Answer(False, "Each site compared the fingerprint of the session with every other one by telephone.")
+        yield Answer(True, "Readers of the release, and whoever carried its files, need not be trusted.")
+        return
     yield Answer(False, "The machine that drew the noise, and everyone who can read the rows or its memory.")
     yield Answer(True, "Readers of the release need not be trusted.")

@@ -9,9 +9,9 @@ import hashlib
 import hmac
 import io
 import math
-from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 
 from dpdist.core.errors import DataError
 from dpdist.core.naming import step
@@ -20,14 +20,13 @@ from dpdist.core.release.archive import archived, publish
 from dpdist.core.release.artefact import FORMAT, Heading, open_release
 from dpdist.core.release.attributes import merged
 from dpdist.core.release.session import Terms
-from dpdist.core.release.share import FORMAT as SHARE_FORMAT
-from dpdist.core.release.share import ShareHead, checksum_of, head_of
+from dpdist.core.release.share import ShareHead, checksum_of
 from dpdist.core.rows.schema import Schema
 from dpdist.core.storage.arrays import attributes_of
 from dpdist.core.storage.store import AnyStore, Store, store_at
-from dpdist.core.text import has_control, listed
+from dpdist.core.text import listed
 from dpdist.core.triangle import Band
-from dpdist.sites.folder import Session, opened
+from dpdist.sites.folder import damaged_share, opened, share_head, share_name, share_start
 
 _BLOCK_BYTES = 8 << 20
 _FAR = 50  # standard deviations that the noise of no entry exceeds
@@ -74,25 +73,23 @@ def combine_shares(session: AnyStore, release: AnyStore) -> Outcome:
     Outcome('release.zarr', released now)
     """
     complete, target = opened(session), store_at(release)
+    if complete.unusable:
+        raise DataError(next(iter(complete.unusable.values())))
     if complete.missing_shares:
         raise DataError(
-            f"The share of {listed(complete.missing_shares)} is missing in {complete.store}. Nothing can be read "
+            f"Shares are missing in {complete.store}: of {listed(complete.missing_shares)}. Nothing can be read "
             "without every share. If a site cannot deliver, the others need a new session, which charges each again; "
             "the site that dropped out then counts among those that may collude, so its key should be destroyed."
         )
-    opened_shares = [_ShareFile.at(complete, name) for name in complete.terms.names]
-    heads = [share.head for share in opened_shares]
-    if {head.keys for head in heads} != {complete.key_set().digest.hex()}:
-        raise DataError(
-            f"The shares in {complete.store} were made with different keys, so their masks do not cancel. Compare the "
-            "fingerprints: a site used keys that others did not have. The sites need a new session."
-        )
-    total = np.zeros(heads[0].entries, dtype=np.uint64)
-    checksums = [share.add_to(total) for share in opened_shares]
-    heading = _heading(complete.terms, heads, checksums)
+    complete.key_set()  # with which the shares were compared
+    terms, store = complete.terms, complete.store
+    total = np.zeros(Band.whole(terms.plan.bound.width).entries, dtype=np.uint64)
+    checksums = [_add_share(store, terms, name, total) for name in terms.names]
+    heads = [head for name in terms.names if (head := share_head(store, terms, name)) is not None]
+    heading = _heading(terms, heads, checksums)
     fresh = (attributes_of(target) or {}).get("release_id") != heading.release_id
     values = total.view(np.int64)
-    _require_moment(complete.terms, values)
+    _require_moment(terms, values)
     publish(io.BytesIO(b"".join(archived(heading, [(Band.whole(heading.bound.width), values)]))), target)
     return Outcome(open_release(target), target.address(), fresh)
 
@@ -126,7 +123,7 @@ def _heading(terms: Terms, heads: list[ShareHead], checksums: list[bytes]) -> He
     )
 
 
-def _require_moment(terms: Terms, values: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
+def _require_moment(terms: Terms, values: npt.NDArray[np.int64]) -> None:
     """Refuse integers that no moment of so many rows has, with noise: masks that do not cancel are uniform."""
     share = terms.share
     deviation = math.sqrt(len(terms.sites)) * max(share.sigma_diagonal, share.sigma_off_diagonal)
@@ -140,62 +137,21 @@ def _require_moment(terms: Terms, values: np.ndarray[tuple[int], np.dtype[np.int
         )
 
 
-class _ShareFile:
-    """A share in the folder of a session."""
-
-    def __init__(self, store: Store, name: str, terms: Terms, head: ShareHead, start: int) -> None:
-        self._store, self._name, self._terms, self.head, self._start = store, name, terms, head, start
-
-    @classmethod
-    def at(cls, session: Session, site: str) -> _ShareFile:
-        """Read the head of a share, and check that it is of this session and site."""
-        store, name, terms = session.store, f"{site}.share", session.terms
-        size = store.size(name) or 0
-        head = head_of(store, name)
-        if head is None:
-            raise _damaged(store, name, site)
-        if has_control(head.condition or ""):
-            raise _damaged(store, name, site)
-        if head.format != SHARE_FORMAT:
-            raise DataError(
-                f"{store.address(name)} has format {head.format!r}, which this version of dpdist does not know. Use "
-                "the same version at all sites."
-            )
-        if head.session != terms.digest:
-            raise DataError(f"{store.address(name)} is a share of another session. Ask {site} for that of this one.")
-        if head.site != site:
-            raise DataError(f"{store.address(name)} is the share of {head.site}, named as if it were that of {site}.")
-        entries = Band.whole(terms.plan.bound.width).entries
-        start = size - 8 * entries - checksum_of(terms).digest_size
-        if head.entries != entries or start < 1 or store.get_range(name, 0, start)[-1:] != b"\n":
-            raise _damaged(store, name, site)
-        return cls(store, name, terms, head, start)
-
-    def add_to(self, total: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> bytes:
-        """Add its entries modulo 2^64, and return its checksum, which is verified."""
-        checksum, first = checksum_of(self._terms), 0
-        end = self._start + 8 * self.head.entries
-        try:
-            checksum.update(self._store.get_range(self._name, 0, self._start))
-            for block in self._blocks(end):
-                checksum.update(block)
-                words = np.frombuffer(block, dtype="<u8")
-                total[first : first + words.size] += words
-                first += words.size
-            stored = self._store.get_range(self._name, end, checksum.digest_size)
-        except OSError:
-            stored = b""
-        if not hmac.compare_digest(stored, checksum.digest()):
-            raise _damaged(self._store, self._name, self.head.site)
-        return stored
-
-    def _blocks(self, end: int) -> Iterator[bytes]:
-        for start in range(self._start, end, _BLOCK_BYTES):
-            yield self._store.get_range(self._name, start, min(_BLOCK_BYTES, end - start))
-
-
-def _damaged(store: Store, name: str, site: str) -> DataError:
-    return DataError(
-        f"{store.address(name)} is not a share of {site}, or it is damaged. Fetch it again: the same "
-        f"{step('session share')} command of {site} writes the same bytes at no cost."
-    )
+def _add_share(store: Store, terms: Terms, site: str, total: npt.NDArray[np.uint64]) -> bytes:
+    """Add the entries of a share modulo 2^64, and return its checksum, which is verified."""
+    name, start, checksum, first = share_name(site), share_start(store, terms, site), checksum_of(terms), 0
+    end = start + 8 * total.size
+    try:
+        checksum.update(store.get_range(name, 0, start))
+        for begin in range(start, end, _BLOCK_BYTES):
+            block = store.get_range(name, begin, min(_BLOCK_BYTES, end - begin))
+            checksum.update(block)
+            words = np.frombuffer(block, dtype="<u8")
+            total[first : first + words.size] += words
+            first += words.size
+        stored = store.get_range(name, end, checksum.digest_size)
+    except OSError:
+        stored = b""
+    if not hmac.compare_digest(stored, checksum.digest()):
+        raise damaged_share(store, site)
+    return stored

@@ -14,7 +14,7 @@ def facts(store: Store) -> Facts:
     session = opened(store)
     values = {
         "terms": to_builtins(session.terms), "session": session.terms.digest, "fingerprint": session.fingerprint,
-        "missing_keys": session.missing_keys, "missing_shares": session.missing_shares,
+        "missing_keys": session.missing_keys, "missing_shares": session.missing_shares, "unusable": session.unusable,
         "guarantee": session.terms.share.guarantee, "condition": session.terms.condition,
     }  # fmt: skip
     return Facts("session", "a session of several sites", str(store), values, session.lines(), private=False)

@@ -14,7 +14,7 @@ compared by their fingerprint, and a share proves nothing.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import msgspec
@@ -25,8 +25,11 @@ from dpdist.core.html import table
 from dpdist.core.naming import step
 from dpdist.core.noise.masks import KeySet, is_public_key
 from dpdist.core.release.session import FORMAT, Terms
+from dpdist.core.release.share import FORMAT as SHARE_FORMAT
+from dpdist.core.release.share import ShareHead, checksum_of, head_of
 from dpdist.core.storage.store import AnyStore, Store, store_at
-from dpdist.core.text import listed, repeated
+from dpdist.core.text import has_control, listed, repeated
+from dpdist.core.triangle import Band
 
 TERMS = "session.json"
 _LARGEST = 64 << 20
@@ -57,7 +60,11 @@ class Session:
     keys : dict of str to bytes
         The public keys that are there, by site.
     shares : tuple of str
-        The sites whose share is there.
+        The sites whose share is there, sound and made with these keys.
+    unusable : dict of str to str
+        The sites whose share is there and cannot be used, with the reason.
+    missing_keys, missing_shares : list of str
+        The sites whose public key, or usable share, is missing.
     fingerprint : str or None
         Eight groups of four letters and digits that all sites must see; None until every key is there.
 
@@ -83,6 +90,7 @@ class Session:
     terms: Terms
     keys: dict[str, bytes]
     shares: tuple[str, ...]
+    unusable: dict[str, str]
 
     def __repr__(self) -> str:
         name = str(self.store).rpartition("/")[2]
@@ -98,7 +106,7 @@ class Session:
 
     @property
     def missing_shares(self) -> list[str]:
-        """The sites whose share is missing."""
+        """The sites whose share is missing, or cannot be used."""
         return [name for name in self.terms.names if name not in self.shares]
 
     @property
@@ -110,8 +118,8 @@ class Session:
         """Return the keys of all sites; refuse an incomplete or inconsistent set."""
         if self.missing_keys:
             raise DataError(
-                f"The public key of {listed(self.missing_keys)} is missing in {self.store}. Each site writes its own: "
-                f"{step('session key', self.store, site=self.missing_keys[0])}"
+                f"Public keys are missing in {self.store}: of {listed(self.missing_keys)}. Each site writes its own, "
+                f"with {step('session key')}. Ask for their files."
             )
         keys = [self.keys[name] for name in self.terms.names]
         for name, key in self.keys.items():
@@ -130,7 +138,8 @@ class Session:
             ("session", terms.digest[:32]),
             ("sites", listed(f"{s.name} ({s.rows} rows)" if s.rows else s.name for s in terms.sites)),
             ("guarantee", f"{guarantee.loss} under {terms.neighbours} for the rows of each site, if {terms.condition}"),
-            ("trust", "each site for its own rows; for a sum nobody, as it is seen with noise only"),
+            ("worst case", f"epsilon {terms.exposed_epsilon:.3g} for a site, if all others work against it"),
+            ("trust", "each site is trusted with its own rows, nobody with a sum without noise"),
             ("files", "whoever carries them can spoil the result, and learns nothing"),
             ("columns", listed(terms.columns)),
             ("unit", "one row" if terms.unit is None else f"all rows of one {terms.unit.column} at a site"),
@@ -139,6 +148,7 @@ class Session:
             ("keys", "all" if not self.missing_keys else f"missing: {listed(self.missing_keys)}"),
             ("fingerprint", self.fingerprint or "none until all keys are there"),
             ("shares", "all" if not self.missing_shares else f"missing: {listed(self.missing_shares)}"),
+            *(("UNUSABLE", reason) for reason in self.unusable.values()),
         ]
 
 
@@ -165,11 +175,78 @@ def opened(path: AnyStore) -> Session:
     """Read and check a session; see :func:`dpdist.open_session`."""
     store = store_at(path)
     if not store.exists(TERMS):
-        raise DataError(f"There is no session at {store}. Create one with: {step('session create', store)}")
+        raise DataError(
+            f"There is no session at {store}: no file {TERMS}. If another site created it, copy its folder here; "
+            f"{step('session create')} creates a new one."
+        )
     terms = _terms(store)
     keys = {name: key for name in terms.names if (key := _key(store, terms, name)) is not None}
-    shares = tuple(name for name in terms.names if store.exists(f"{name}.share"))
-    return Session(store, terms, keys, shares)
+    session = Session(store, terms, keys, (), {})
+    digest = None if session.missing_keys else session.key_set().digest.hex()
+    shares, unusable = list[str](), dict[str, str]()
+    for name in terms.names:
+        try:
+            head = share_head(store, terms, name)
+        except DataError as error:
+            unusable[name] = str(error)
+            continue
+        if head is not None and digest is not None and head.keys != digest:
+            unusable[name] = (
+                f"{store.address(share_name(name))} was made with other public keys than those in the folder, so its "
+                "masks do not cancel. Restore those keys, or make a new session."
+            )
+        elif head is not None:
+            shares.append(name)
+    return replace(session, shares=tuple(shares), unusable=unusable)
+
+
+def share_name(site: str) -> str:
+    """Return the name of the file with the share of a site."""
+    return f"{site}.share"
+
+
+def share_head(store: Store, terms: Terms, site: str) -> ShareHead | None:
+    """Return the head of the share of a site, None without one; DataError if it is damaged or of something else."""
+    name = share_name(site)
+    if not store.exists(name):
+        return None
+    head, location = head_of(store, name), store.address(name)
+    if head is None:
+        raise damaged_share(store, site)
+    if head.format != SHARE_FORMAT:
+        raise DataError(
+            f"{location} has format {head.format!r}, which this version of dpdist does not know. Use the same version "
+            "at all sites."
+        )
+    if head.session != terms.digest:
+        raise DataError(f"{location} is a share of another session. Ask {site} for that of this one.")
+    if head.site != site:
+        raise DataError(f"{location} is the share of {head.site}, named as if it were that of {site}. Rename it.")
+    start = share_start(store, terms, site)
+    entries = Band.whole(terms.plan.bound.width).entries
+    if has_control(head.condition or "") or head.entries != entries or start < 1:
+        raise damaged_share(store, site)
+    try:
+        ends_line = store.get_range(name, start - 1, 1) == b"\n"
+    except OSError:
+        ends_line = False
+    if not ends_line:
+        raise damaged_share(store, site)
+    return head
+
+
+def share_start(store: Store, terms: Terms, site: str) -> int:
+    """Return where the entries of a share begin, if it is complete."""
+    entries = Band.whole(terms.plan.bound.width).entries
+    return (store.size(share_name(site)) or 0) - 8 * entries - checksum_of(terms).digest_size
+
+
+def damaged_share(store: Store, site: str) -> DataError:
+    """Return the error for a share that is damaged."""
+    return DataError(
+        f"{store.address(share_name(site))} is not a share of {site}, or it is damaged. Fetch it again: the same "
+        f"{step('session share')} command of {site} writes the same bytes at no cost."
+    )
 
 
 def _terms(store: Store) -> Terms:

@@ -16,12 +16,12 @@ from dpdist.core.privacy.guarantee import Guarantee
 from dpdist.core.release.plan import Plan
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.release.session import Site, terms_of
-from dpdist.core.release.share import create_key, write_once
+from dpdist.core.release.share import create_key, stored_key, write_once
 from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.units import unit_from
 from dpdist.core.runtime.cluster import AnyCluster, chosen
 from dpdist.core.storage.store import AnyStore, store_at
-from dpdist.sites.folder import TERMS, Session, key_content, key_name, opened, terms_content
+from dpdist.sites.folder import TERMS, Session, key_content, key_name, opened, share_head, share_name, terms_content
 
 
 def create_session(
@@ -100,6 +100,8 @@ def create_session(
     Session('study', boston, lyon, oslo, 0 keys, 0 shares)
     >>> here.cleanup()
     """
+    store = store_at(session)
+    store.require_new("session")
     if isinstance(sites, str):
         raise UsageError("Pass the names of the sites as a list, or with their numbers of rows as a mapping.")
     by_name = sites if isinstance(sites, Mapping) else dict.fromkeys(sites)
@@ -120,7 +122,6 @@ def create_session(
     terms = terms_of(described, request, names, colluding=colluding, schema=meaning, unit=unit)
     if review is not None:
         review(terms.plan)
-    store = store_at(session)
     with store.staged("session") as staging:
         staging.put(TERMS, terms_content(terms))
     return opened(store)
@@ -163,17 +164,24 @@ def open_session(session: AnyStore) -> Session:
     return opened(session)
 
 
-def add_session_key(session: AnyStore, site: str) -> Session:
+def add_session_key(session: AnyStore, rows: AnyStore, site: str, *, ledger: AnyLedgerAddress | None = None) -> Session:
     """Draw the key of a site for a session, and write its public part to the folder. Repeating it changes nothing.
 
-    The secret part stays in the state folder of this user, readable by its owner only, until the share is committed.
+    First it checks that the share of these rows could be charged and drawn: columns, schema, privacy unit, number of
+    rows, relation and budget. Nothing is spent. So once all keys are there, no site pays in vain for a mistake of
+    another one. The secret part of the key stays in the state folder of this user, readable by its owner only, until
+    the share is committed.
 
     Parameters
     ----------
     session : str or path-like
         The folder of the session, or its address.
+    rows : str or path-like
+        The rows.zarr of this site, or its address.
     site : str
         The name of this site.
+    ledger : str or path-like, default None
+        The ledger of the rows. None: next to them.
 
     Returns
     -------
@@ -183,7 +191,9 @@ def add_session_key(session: AnyStore, site: str) -> Session:
     Raises
     ------
     UsageError
-        If the session has no such site.
+        If the session has no such site, or is not about these rows.
+    RefusedError
+        If the share could not be charged, or the key was lost after a share was made with it.
     DataError
         If the folder contains another key of this site, or cannot be written.
 
@@ -200,13 +210,20 @@ def add_session_key(session: AnyStore, site: str) -> Session:
     Not run here:
 
     >>> import dpdist
-    >>> dpdist.add_session_key("study", "boston").fingerprint  # doctest: +SKIP
+    >>> dpdist.add_session_key("study", "rows.zarr", "boston").fingerprint  # doctest: +SKIP
     'K7QD-2MZP-...'
     """
     before = opened(session)
-    before.terms.index(site)
-    content = key_content(before.terms, site, create_key(before.terms, site))
-    write_once(before.store, key_name(site), content, f"key of {site}")
+    terms, store = before.terms, before.store
+    terms.index(site)
+    shares.require_possible(open_rows(rows), store, terms, site, ledger)
+    if stored_key(terms, site) is None and store.exists(share_name(site)):
+        raise RefusedError(
+            f"{store.address(share_name(site))} is there, and the key of {site} is not on this machine: it was drawn "
+            "elsewhere, or the state folder was lost. A second key would not fit the shares of the others. If the "
+            "share is sound, nothing is missing; otherwise the sites need a new session."
+        )
+    write_once(store, key_name(site), key_content(terms, site, create_key(terms, site)), f"key of {site}")
     return opened(session)
 
 
@@ -327,6 +344,10 @@ def release_share(
             f"mistyped. Nothing was spent. {step('inspect', complete.store)} shows it here; every site must see the "
             "same. If they differ, fetch the files again from their sites, not from the folder."
         )
+    for other in complete.terms.names:
+        head = None if other == site else share_head(complete.store, complete.terms, other)
+        if head is not None and head.keys != keys.digest.hex():
+            raise RefusedError(f"{complete.unusable[other]} Nothing was spent.")
     transaction, fresh = shares.release_share(
         open_rows(rows), complete.store, complete.terms, site, keys, ledger=ledger, cluster=chosen(cluster)
     )

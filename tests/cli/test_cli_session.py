@@ -28,18 +28,18 @@ def study(apart: Path, call: Call) -> Path:
 
 def keys(call: Call) -> str:
     for name in SITES:
-        last = call("session", "key", "study", "--site", name, "--json")
+        last = call("session", "key", "study", f"{name}.zarr", "--site", name, "--json")
     return str(last.json["fingerprint"])
 
 
 def test_four_commands_make_a_release_of_three_sites(study: Path, call: Call) -> None:
     created = call("session", "create", "other", *CREATE)
-    assert "protects its rows if at most 1 of the 3 sites (boston, lyon, oslo) colludes" in created.out
+    assert "protects its rows if at most 1 of the 3 sites (boston, lyon, oslo) reveals its noise" in created.out
     assert "If a site drops out, the others need a new session" in created.out
-    first = call("session", "key", "study", "--site", "boston")
-    assert "Missing: the key of lyon, oslo." in first.out
+    first = call("session", "key", "study", "boston.zarr", "--site", "boston")
+    assert "Keys are missing: of lyon, oslo." in first.out
     fingerprint = keys(call)
-    last = call("session", "key", "study", "--site", "oslo")
+    last = call("session", "key", "study", "oslo.zarr", "--site", "oslo")
     assert f"The fingerprint is {fingerprint}. Compare it with every other site by telephone" in last.out
     for name in SITES:
         share = call("session", "share", "study", f"{name}.zarr", "--site", name, "--fingerprint", fingerprint)
@@ -48,13 +48,30 @@ def test_four_commands_make_a_release_of_three_sites(study: Path, call: Call) ->
     assert "released before: the same bytes, nothing spent" in again.out
     assert call("session", "combine", "study", "release.zarr").code == 0
     shown = call("inspect", "release.zarr")
-    assert "sites      3: boston, lyon, oslo. Each was trusted with its own rows" in shown.out
+    assert "sites      boston, lyon, oslo: each was trusted with its own rows" in shown.out
     assert call("pca", "release.zarr", "model.zarr", "--components", "2").code == 0
     assert call("report", "release.zarr", "report.html", "--ledger", "lyon.ledger").code == 0
     page = (study / "report.html").read_text()
-    assert "at most 1 of the 3 sites (boston, lyon, oslo) colludes" in page
-    assert call("report", "release.zarr", "officer.html", "--verdict").code == 0
-    assert "at most 1 of the 3 sites" in (study / "officer.html").read_text()
+    assert "at most 1 of the 3 sites (boston, lyon, oslo) reveals its noise or its key" in page
+    assert call("report", "release.zarr", "officer.html", "--verdict", "--ledger", "lyon.ledger").code == 0
+    officer = " ".join((study / "officer.html").read_text().split())
+    for words in (
+        "at most 1 of the 3 sites", "compared the fingerprint of the session with every other one by telephone",
+        "contains the share of one site in this release",
+    ):  # fmt: skip
+        assert words in officer
+    assert "machine that drew the noise" not in officer
+    assert call("ledger", "verify", "lyon.ledger", "--release", "release.zarr").code == 0
+    table = np.random.default_rng(1).normal(size=(60, 2))
+    np.savetxt(study / "other.csv", table, delimiter=",", header="age,weight", comments="")
+    assert call("ingest", "other.csv", "other.zarr", "--header", "yes", "--budget-epsilon", "1").code == 0
+    foreign = call("ledger", "verify", "other.ledger", "--release", "release.zarr")
+    assert (foreign.code, "contains none of them" in foreign.message) == (3, True)
+    combined = call("combine", "sum.zarr", "release.zarr", "study/boston.share")
+    for refused in (combined, call("inspect", "study/boston.share")):
+        assert (refused.code, "is the share of one site in a session" in refused.message) == (4, True)
+    for refused in (call("relate", "study"), call("pca", "study", "none.zarr")):
+        assert "dpdist session combine study RELEASE" in refused.message
 
 
 def test_inspect_shows_who_is_trusted_and_what_is_missing(study: Path, call: Call) -> None:
@@ -62,7 +79,7 @@ def test_inspect_shows_who_is_trusted_and_what_is_missing(study: Path, call: Cal
     assert shown.out.startswith("study: a session of several sites. Public.")
     for line in (
         "sites        boston (60 rows), lyon (40 rows), oslo (50 rows)",
-        "trust        each site for its own rows; for a sum nobody, as it is seen with",
+        "trust        each site is trusted with its own rows, nobody with a sum without",
         "keys         missing: boston, lyon, oslo",
         "fingerprint  none until all keys are there",
         "shares       missing: boston, lyon, oslo",
@@ -96,9 +113,13 @@ def test_a_share_needs_the_fingerprint(call: Call) -> None:
         (("create", "two", "--sites", "a=5,b,c=5"), 2, r"--sites takes NAME=ROWS for each site"),
         (("create", "two", "--sites", "a=5,a=5,c=5"), 2, r"--sites names a site twice"),
         (("create", "two", "--sites", "a=5,b=5,c=5", "--colluding", "2"), 2, r"Of 3 sites from 0 to 1"),
-        (("key", "study", "--site", "paris"), 2, r"no site 'paris'; its sites are boston, lyon, oslo"),
-        (("key", "nowhere", "--site", "boston"), 4, r"no session at nowhere\. Create one with: dpdist session create"),
-        (("combine", "study", "release.zarr"), 4, r"The share of boston, lyon, oslo is missing in study"),
+        (("key", "study", "boston.zarr", "--site", "paris"), 2, r"no site 'paris'; its sites are boston, lyon, oslo"),
+        (
+            ("key", "nowhere", "boston.zarr", "--site", "boston"),
+            4,
+            r"no session at nowhere: .* copy its folder here; dpdist session create",
+        ),
+        (("combine", "study", "release.zarr"), 4, r"Shares are missing in study: of boston, lyon, oslo"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_cure(

@@ -66,7 +66,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ",".join(columns), "--epsilon", 1, "--delta", "1e-6", "--clip", 2, "--anyway",
     )  # fmt: skip
     for name in names:
-        last = run(folder / name, "session", "key", session, "--site", name, "--json")
+        last = run(folder / name, "session", "key", session, "rows.zarr", "--site", name, "--json")
     fingerprint = json.loads(last)["fingerprint"]
     for name in names:
         run(folder / name, "session", "share", session, "rows.zarr", "--site", name, "--fingerprint", fingerprint)
@@ -144,7 +144,7 @@ def test_a_share_killed_at_any_moment_is_finished_by_the_same_command(
     # the process that is forked from has one state folder for all
     (tmp_path / "boston" / "state").mkdir()
     for name in ROWS:
-        last = dpdist.add_session_key(hospitals.session, name)
+        last = dpdist.add_session_key(hospitals.session, hospitals.rows(name), name)
     assert last.fingerprint is not None
     command = [
         "session", "share", str(hospitals.session), str(hospitals.rows("boston")), "--site", "boston",

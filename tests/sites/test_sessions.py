@@ -61,7 +61,7 @@ def test_the_release_says_who_is_trusted_and_every_site_is_charged_once(ready: t
     assert release.status == "private"
     assert release.guarantee is not None
     assert (release.guarantee.loss, release.guarantee.proof) == (LOSS, "dpdist.core.mechanisms.noise_share")
-    trust = "at most 1 of the 3 sites (boston, lyon, oslo) colludes, and no row is at two of them"
+    trust = "at most 1 of the 3 sites (boston, lyon, oslo) reveals its noise or its key, and no row is at two of them"
     assert release.condition == trust
     assert release.guarantee_words() == f"epsilon 1, delta 1e-06 under replace-one, if {trust}"
     assert release.session is not None
@@ -135,7 +135,7 @@ def test_two_sites_must_state_that_neither_is_protected_from_the_other(
     assert "colluding=0" in str(refused.value)
     two.create(colluding=0)
     two.all_shares(two.exchange())
-    alone = "none of the 2 sites (a, b) colludes with anybody, or subtracts its own noise"
+    alone = "none of the 2 sites (a, b) reveals its noise or its key, or uses them against another"
     assert two.combined().condition == f"{alone}, and no row is at two of them"
 
 
@@ -161,7 +161,7 @@ def test_a_schema_and_a_privacy_unit_are_those_of_all_sites(tmp_path: Path, monk
     session = dpdist.create_session(tmp_path / "study", dict.fromkeys("xyz", 40), asked, schema=schema)
     assert session.terms.columns == ("ward=a", "ward=b", "ward=other", "age")
     for site in "xyz":
-        session = dpdist.add_session_key(tmp_path / "study", site)
+        session = dpdist.add_session_key(tmp_path / "study", tmp_path / f"{site}.zarr", site)
     assert session.fingerprint is not None
     for site in "xyz":
         dpdist.release_share(tmp_path / "study", tmp_path / f"{site}.zarr", site, session.fingerprint)
@@ -169,6 +169,45 @@ def test_a_schema_and_a_privacy_unit_are_those_of_all_sites(tmp_path: Path, monk
     assert release.unit is not None
     assert (release.unit.column, release.unit.max_rows, release.rows) == ("patient", 2, 120)
     assert release.schema is not None
+
+
+def wards(tmp_path: Path, site: str, schema: dpdist.Schema) -> Path:
+    lines = "".join(f"{site}{i // 3},{'ab'[i % 2]},{20 + i % 60}\n" for i in range(3000))
+    (tmp_path / f"{site}.csv").write_text("patient,ward,age\n" + lines)
+    return dpdist.ingest_rows(
+        tmp_path / f"{site}.csv", tmp_path / f"{site}.zarr", header="yes", schema=schema, budget=BUDGET
+    ).path
+
+
+def test_all_rows_of_a_patient_are_protected_with_a_clip_norm_that_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "state"))
+    schema = dpdist.Schema(
+        [
+            dpdist.Column("patient", "privacy unit"),
+            dpdist.Column("ward", "category", categories=["a", "b"]),
+            dpdist.Column("age", "number", range=(0, 100)),
+        ],
+        scale="range",
+    )
+    rows = {site: wards(tmp_path, site, schema) for site in "xyz"}
+    sites = dict.fromkeys("xyz", 3000)
+    # a scale makes the clip norm of units a private choice, which a session cannot make
+    chosen = dpdist.ReleaseRequest("gaussian", LOSS, "auto", centre=(0.0,) * 3, scale=(1.0,) * 3)
+    with pytest.raises(UsageError, match="would be chosen privately"):
+        dpdist.create_session(tmp_path / "study", sites, chosen, schema=schema)
+    session = dpdist.create_session(
+        tmp_path / "study", sites, dpdist.ReleaseRequest("gaussian", LOSS, 2.0), schema=schema
+    )
+    for site in "xyz":
+        session = dpdist.add_session_key(session.store, rows[site], site)
+    for site in "xyz":
+        dpdist.release_share(session.store, rows[site], site, str(session.fingerprint))
+    release = dpdist.combine_shares(session.store, tmp_path / "release.zarr").release
+    assert release.bound.unit_norm == "frobenius"
+    assert str(release.condition).endswith("and no patient has rows at two of them")
+    assert 0 < float(release.row_count or 0) <= 9000
 
 
 # --- keys and once only ---
@@ -232,7 +271,7 @@ def test_a_key_bound_to_rows_whose_share_was_not_drawn_makes_no_share_of_others(
         hospitals.share("boston", fingerprint)
     assert losses(hospitals.ledger("boston")) == []
     with hospitals.at_site("boston"):
-        dpdist.add_session_key(hospitals.session, "boston")  # no second key is drawn
+        dpdist.add_session_key(hospitals.session, hospitals.rows("boston"), "boston")  # no second key is drawn
     with pytest.raises(RefusedError, match="was destroyed"):
         hospitals.share("boston", fingerprint)
 
@@ -296,16 +335,18 @@ def test_a_share_is_not_sent_again_for_other_keys(ready: tuple[Hospitals, str]) 
     shutil.rmtree(hospitals.state("oslo") / "sessions")
     (hospitals.session / "oslo.key.json").unlink()
     with hospitals.at_site("oslo"):
-        second = dpdist.add_session_key(hospitals.session, "oslo").fingerprint
+        second = dpdist.add_session_key(hospitals.session, hospitals.rows("oslo"), "oslo").fingerprint
     with pytest.raises(RefusedError, match="made with other public keys"):
         hospitals.share("boston", str(second))
 
 
 def test_a_weak_guarantee_is_warned_of_at_every_site(hospitals: Hospitals) -> None:
+    for name, values in hospitals.values.items():
+        shutil.rmtree(hospitals.folder / name)
+        write_rows(hospitals.folder / name, values, allowed=dpdist.PrivacyLoss.parse(20, 1e-5))
     hospitals.create(asked=request(dpdist.PrivacyLoss.parse(12, 1e-6)))
-    hospitals.patch.setattr("support.sites_scene.BUDGET", dpdist.PrivacyLoss.parse(20, 1e-5))
     fingerprint = hospitals.exchange()
-    with pytest.warns(dpdist.WeakGuaranteeWarning, match="Epsilon 12"), pytest.raises(RefusedError, match="budget"):
+    with pytest.warns(dpdist.WeakGuaranteeWarning, match="Epsilon 12"):
         hospitals.share("boston", fingerprint)
 
 
@@ -354,7 +395,9 @@ def test_an_exchanged_key_changes_the_fingerprint_and_is_refused(ready: tuple[Ho
         other = Hospitals.at(hospitals.folder / "carrier", hospitals.patch, ROWS)
         shutil.copytree(hospitals.session, other.session)
         (other.session / "lyon.key.json").unlink()
-        forged = json.loads(dpdist.add_session_key(other.session, "lyon").store.get("lyon.key.json"))
+        forged = json.loads(
+            dpdist.add_session_key(other.session, other.rows("lyon"), "lyon").store.get("lyon.key.json")
+        )
     assert forged["x25519"] != key["x25519"]
     file.write_text(json.dumps(key | {"x25519": forged["x25519"]}))
     with pytest.raises(RefusedError, match="The fingerprint is not that of"):
@@ -378,7 +421,7 @@ def test_one_missing_share_is_named_and_others_reveal_nothing(ready: tuple[Hospi
     hospitals, fingerprint = ready
     for name in ("boston", "oslo"):
         hospitals.share(name, fingerprint)
-    with pytest.raises(DataError, match=r"share of lyon is missing .* counts among those that may collude"):
+    with pytest.raises(DataError, match=r"Shares are missing in .*: of lyon.* counts among those that may collude"):
         hospitals.combined()
 
 
@@ -435,19 +478,57 @@ def test_a_share_that_a_site_made_up_cannot_be_told_from_noise_and_spoils_the_su
         hospitals.combined()
 
 
-def test_shares_made_with_other_keys_do_not_cancel_and_are_refused(ready: tuple[Hospitals, str]) -> None:
+def test_no_site_pays_for_a_share_that_would_not_cancel(ready: tuple[Hospitals, str]) -> None:
     hospitals, fingerprint = ready
     hospitals.share("boston", fingerprint)
-    # oslo loses its state folder, makes another key, and two sites go on with it
+    # oslo loses its state folder, makes another key, and two sites would go on with it
     shutil.rmtree(hospitals.state("oslo") / "sessions")
     (hospitals.session / "oslo.key.json").unlink()
     with hospitals.at_site("oslo"):
-        second = dpdist.add_session_key(hospitals.session, "oslo").fingerprint
-    assert second not in {None, fingerprint}
+        session = dpdist.add_session_key(hospitals.session, hospitals.rows("oslo"), "oslo")
+    assert session.fingerprint not in {None, fingerprint}
+    assert (session.shares, list(session.unusable)) == ((), ["boston"])
     for name in ("lyon", "oslo"):
-        hospitals.share(name, str(second))
-    with pytest.raises(DataError, match="were made with different keys"):
+        with pytest.raises(RefusedError, match=r"boston\.share was made with other public keys"):
+            hospitals.share(name, str(session.fingerprint))
+        assert losses(hospitals.ledger(name)) == []
+    with pytest.raises(DataError, match="was made with other public keys"):
         hospitals.combined()
+
+
+def test_a_site_that_lost_its_key_after_its_share_draws_no_second_one(ready: tuple[Hospitals, str]) -> None:
+    hospitals, fingerprint = ready
+    hospitals.share("boston", fingerprint)
+    shutil.rmtree(hospitals.state("boston") / "sessions")
+    with hospitals.at_site("boston"), pytest.raises(RefusedError, match="A second key would not fit"):
+        dpdist.add_session_key(hospitals.session, hospitals.rows("boston"), "boston")
+
+
+@pytest.mark.parametrize("why", ["budget", "relation", "columns", "rows", "no budget"])
+def test_what_would_be_refused_at_a_share_is_refused_at_the_key_before_anybody_pays(
+    hospitals: Hospitals, why: str
+) -> None:
+    loss = dpdist.PrivacyLoss.parse(3, 1e-6) if why == "budget" else LOSS
+    hospitals.create(asked=request(loss))
+    rows, values = hospitals.rows("boston"), hospitals.values["boston"]
+    if why == "relation":
+        with hospitals.at_site("boston"):
+            dpdist.release_rows(rows, hospitals.folder / "before.zarr", request(neighbours="add-remove"))
+    elif why != "budget":
+        names = ("age", "weight", "size") if why == "columns" else COLUMNS
+        count = 299 if why == "rows" else 300
+        rows = write_rows(hospitals.folder / "other", values[:count], names, None if why == "no budget" else BUDGET)
+    before = losses(dpdist.Ledger(rows.with_suffix(".ledger"))) if why != "no budget" else []
+    with hospitals.at_site("boston"), pytest.raises((RefusedError, UsageError)) as refused:
+        dpdist.add_session_key(hospitals.session, rows, "boston")
+    said = {
+        "budget": "budget", "relation": "need a session with that relation", "columns": "column 3 is size, and height",
+        "rows": "has 299 rows, and the session states 300", "no budget": "No budget is declared",
+    }  # fmt: skip
+    assert said[why] in str(refused.value)
+    assert not (hospitals.session / "boston.key.json").exists()
+    if why != "no budget":
+        assert losses(dpdist.Ledger(rows.with_suffix(".ledger"))) == before
 
 
 def terms_changed(hospitals: Hospitals, **changes: Any) -> None:
@@ -531,7 +612,7 @@ def test_a_key_of_another_session_is_refused(ready: tuple[Hospitals, str], tmp_p
     other.folder.mkdir()
     other.create()
     with hospitals.at_site("oslo"):
-        dpdist.add_session_key(other.session, "oslo")
+        dpdist.add_session_key(other.session, hospitals.rows("oslo"), "oslo")
     shutil.copy(other.session / "oslo.key.json", hospitals.session)
     with pytest.raises(DataError, match=r"oslo\.key\.json is for another session"):
         hospitals.share("boston", fingerprint)
@@ -623,9 +704,9 @@ def test_add_remove_states_no_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "count", "words"),
     [
-        (("weight", "age", "height"), 300, "has other columns, in this order, than the session"),
-        (("age", "weight"), 300, "has other columns, in this order, than the session"),
-        (COLUMNS, 299, "The session states 300 rows of boston, and"),
+        (("weight", "age", "height"), 300, "has another schema than the session, or other columns: column"),
+        (("age", "weight"), 300, "has another schema than the session, or other columns: column"),
+        (COLUMNS, 299, "has 299 rows, and the session states 300 of boston"),
     ],
 )
 def test_a_table_that_the_session_is_not_about_is_refused(
@@ -667,7 +748,7 @@ def test_no_terms_tell_by_a_refusal_how_many_private_rows_there_are(
         hospitals.patch.setenv("DPDIST_STATE_HOME", str(hospitals.folder / f"state{count}"))
         try:
             for name in ROWS:
-                session = dpdist.add_session_key(other, name)
+                session = dpdist.add_session_key(other, rows if name == "boston" else hospitals.rows(name), name)
             dpdist.release_share(other, rows, "boston", str(session.fingerprint))
             outcomes.add("a share")
         except (DataError, UsageError) as error:
@@ -685,11 +766,14 @@ def test_rows_in_periods_are_refused(ready: tuple[Hospitals, str]) -> None:
 def test_a_missing_key_is_named(hospitals: Hospitals) -> None:
     hospitals.create()
     with hospitals.at_site("boston"):
-        assert dpdist.add_session_key(hospitals.session, "boston").missing_keys == ["lyon", "oslo"]
-        with pytest.raises(DataError, match="public key of lyon, oslo is missing"):
+        assert dpdist.add_session_key(hospitals.session, hospitals.rows("boston"), "boston").missing_keys == [
+            "lyon",
+            "oslo",
+        ]
+        with pytest.raises(DataError, match=r"Public keys are missing in .*: of lyon, oslo"):
             dpdist.release_share(hospitals.session, hospitals.rows("boston"), "boston", "X")
         with pytest.raises(UsageError, match="no site 'paris'"):
-            dpdist.add_session_key(hospitals.session, "paris")
+            dpdist.add_session_key(hospitals.session, hospitals.rows("paris"), "paris")
 
 
 def test_rows_without_a_budget_make_no_share(ready: tuple[Hospitals, str]) -> None:

@@ -96,7 +96,7 @@ class Hospitals:
         """Let each site add its key; return the fingerprint."""
         for name in self.values:
             with self.at_site(name):
-                last = dpdist.add_session_key(self.session, name)
+                last = dpdist.add_session_key(self.session, self.rows(name), name)
         assert last.fingerprint is not None
         return last.fingerprint
 

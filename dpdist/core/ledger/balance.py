@@ -386,6 +386,12 @@ class FoldedLedger:
         """Refuse another neighbouring relation than that of the first release, before anything says n."""
         require_relation(self._snapshot(), requested, str(self._storage))
 
+    def require_room(self, guarantee: Guarantee, parameters: Mapping[str, object]) -> None:
+        """Refuse a release of all rows that could not be charged now; nothing is charged."""
+        view, location = self._snapshot(), str(self._storage)
+        require_unit(view, parameters, location)
+        caps_to_fix(view, charge_of(guarantee, (), {}), location)
+
     @property
     def condition(self) -> str | None:
         """What was stated of earlier releases and of a raised budget, on which the guarantees rest, or None."""

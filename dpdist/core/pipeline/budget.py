@@ -18,6 +18,7 @@ from dpdist.core.naming import parameter, step
 from dpdist.core.pipeline import stored
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.core.release import archive, trusted
+from dpdist.core.release.artefact import open_release
 from dpdist.core.release.trusted import reproduced
 from dpdist.core.rows.dataset import RowsTable, bind_ledger
 from dpdist.core.rows.periods import PeriodicTable, bind_periods, create_periods, is_periodic, open_periods
@@ -326,6 +327,16 @@ def complete_ingest(rows: AnyStore, ledger: AnyLedgerAddress | None = None) -> R
     return open_rows(rows)
 
 
+def _require_share(ledger: Ledger, path: Store) -> None:
+    """Refuse a ledger with no share of a release of several sites; what the others added is in their ledgers."""
+    release = open_release(path)
+    if not any(ledger.record(share) for share in release.releases):
+        raise RefusedError(
+            f"{path} is the sum of shares of {len(release.releases)} sites, and the ledger contains none of them. Name "
+            "the ledger of a site that took part. If it is, it was restored from an older copy."
+        )
+
+
 def verify_ledger(ledger: AnyLedgerAddress, releases: Sequence[AnyStore] = ()) -> Ledger:
     """Verify a ledger from its first entry, and that it contains these releases; return it.
 
@@ -335,6 +346,9 @@ def verify_ledger(ledger: AnyLedgerAddress, releases: Sequence[AnyStore] = ()) -
     opened.verify()
     for path in map(store_at, releases):
         described = attributes_of(path) or {}
+        if described.get("session"):
+            _require_share(opened, path)
+            continue
         if described.get("format") in stored.KINDS:  # a matrix, whose bytes are compared below
             release_id = str(described.get("release_id"))
             trusted.require_remembered(opened, path, release_id, described.get("ledger_head"))

@@ -128,6 +128,11 @@ def inspect_path(
         )
     if store.exists(stored.TERMS):
         return _elsewhere(stored.SESSION, store)
+    if str(store).endswith(".share"):
+        raise DataError(
+            f"{store} is the share of one site in a session, as good as random bits alone. Inspect its folder: "
+            f"{step('inspect', str(store).rpartition('/')[0] or '.')}"
+        )
     if isinstance(where := store.address(), Path) and Ledger.stands_at(where):
         raise DataError(f"{store} is a ledger. Inspect it with: {step('ledger show', store)}")
     if not store.exists():

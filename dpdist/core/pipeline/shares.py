@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpdist.core.errors import UsageError
+from dpdist.core.errors import RefusedError, UsageError
 from dpdist.core.ledger.address import AnyLedgerAddress, absolute
 from dpdist.core.ledger.state import State
 from dpdist.core.moment.total import require_summable
@@ -21,6 +21,35 @@ from dpdist.core.storage.store import Store
 _DRAWN = {State.COMMITTED, State.PUBLISHED, State.ADOPTED}
 
 
+def require_possible(
+    table: Table, folder: Store, terms: Terms, site: str, ledger: AnyLedgerAddress | None = None
+) -> None:
+    """Refuse, before anybody pays, a table whose share could not be charged or drawn; nothing is read or spent."""
+    transaction = _transaction(table, folder, terms, site, KeySet(b"", ()), ledger)
+    account = transaction.account()
+    if account.record(transaction.release_id) is None:
+        account.require_room(terms.share.guarantee, transaction.parameters)
+
+
+def _transaction(
+    table: Table, folder: Store, terms: Terms, site: str, keys: KeySet, ledger: AnyLedgerAddress | None
+) -> ShareTransaction:
+    account = absolute(ledger_place(table, ledger))
+    transaction = ShareTransaction(
+        plan=terms.plan_for(site, table), table=table, ledger=account, target=folder.absolute(), terms=terms, site=site,
+        keys=keys,
+    )  # fmt: skip
+    require_summable(table, transaction.bound)
+    try:
+        require_relation(transaction)
+    except RefusedError as error:
+        reason, other, _ = str(error).partition(". Ask for")
+        if not other:
+            raise
+        raise RefusedError(f"{reason}. The sites need a session with that relation, or other rows.") from None
+    return transaction
+
+
 def release_share(
     table: Table, folder: Store, terms: Terms, site: str, keys: KeySet, *,
     ledger: AnyLedgerAddress | None = None, cluster: Cluster,
@@ -30,13 +59,7 @@ def release_share(
         raise UsageError(
             f"The key of a site is in the state folder of this process. Leave {parameter('trusted', 'worker')} out."
         )
-    account = absolute(ledger_place(table, ledger))
-    transaction = ShareTransaction(
-        plan=terms.plan_for(site, table), table=table, ledger=account, target=folder.absolute(), terms=terms, site=site,
-        keys=keys,
-    )  # fmt: skip
-    require_summable(table, transaction.bound)
-    require_relation(transaction)
+    transaction = _transaction(table, folder, terms, site, keys, ledger)
     checks.warn(terms.share.guarantee.loss, terms.neighbours, terms.rows)
     fresh = transaction.state() not in _DRAWN
     if fresh:

@@ -42,20 +42,18 @@ class SessionFacts(Struct, frozen=True):
     sites: tuple[Text, ...]
     colluding: Annotated[int, Meta(ge=0)]  # most sites that may collude, by assumption
 
-    def describe(self) -> str:
-        """Return who was trusted with what."""
-        return (
-            f"{len(self.sites)}: {', '.join(self.sites)}. Each was trusted with its own rows, and nobody with a sum "
-            f"without noise; up to {self.colluding} may collude with others"
-        )
-
     @property
     def trust(self) -> str:
         """The assumption of the guarantee, as the end of a sentence that begins with "if"."""
         names = f"{len(self.sites)} sites ({', '.join(self.sites)})"
         if not self.colluding:
-            return f"none of the {names} colludes with anybody, or subtracts its own noise"
-        return f"at most {self.colluding} of the {names} {'collude' if self.colluding > 1 else 'colludes'}"
+            return f"none of the {names} reveals its noise or its key, or uses them against another"
+        verb = "reveal their noise or keys" if self.colluding > 1 else "reveals its noise or its key"
+        return f"at most {self.colluding} of the {names} {verb}"
+
+    def describe(self) -> str:
+        """Return who was trusted with what."""
+        return f"{', '.join(self.sites)}: each was trusted with its own rows, and nobody with a sum without noise"
 
 
 class Attributes(Struct, frozen=True):

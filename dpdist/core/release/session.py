@@ -15,7 +15,9 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 from functools import cached_property
+from itertools import zip_longest
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -23,9 +25,10 @@ from msgspec import Meta, Struct, to_builtins
 
 from dpdist.core.errors import DataError, RefusedError, UsageError
 from dpdist.core.mechanisms.noise_share import MOST_SITES, NoiseShare, noise_share, require_sites
-from dpdist.core.naming import parameter
+from dpdist.core.naming import parameter, step
 from dpdist.core.privacy import checks
-from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
+from dpdist.core.privacy.accounting import composed_epsilon_micro
+from dpdist.core.privacy.guarantee import MICRO, Neighbours, PrivacyLoss
 from dpdist.core.release import advice
 from dpdist.core.release.attributes import SessionFacts
 from dpdist.core.release.bounds import Dimensions, require_schema
@@ -36,7 +39,7 @@ from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.table import Table, UnitAttributes
 from dpdist.core.rows.units import Unit
 from dpdist.core.storage.arrays import Text
-from dpdist.core.text import canonical, has_control, random_token, repeated
+from dpdist.core.text import canonical, has_control, listed, random_token, repeated
 
 FORMAT = "dpdist-session/1"
 LEAST_TOTAL = 2**30
@@ -179,22 +182,50 @@ class Terms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=
         stated = self.sites[self.index(site)]
         if table.periodic:
             raise RefusedError(f"{table} has rows in periods, which a session does not support. Ingest them as one.")
-        for aspect, same, cure in (
-            ("columns, in this order,", table.names == self.columns, "Ingest these columns"),
-            ("schema", (table.schema and table.schema.to_json()) == self.schema, "Ingest with that schema"),
-            ("privacy unit", _unit_of(table.unit) == self.unit, "Ingest with that unit"),
-        ):
-            if not same:
-                raise UsageError(f"{table} has other {aspect} than the session. {cure}. Nothing was spent.")
+        if table.names != self.columns or (table.schema and table.schema.to_json()) != self.schema:
+            raise UsageError(
+                f"{table} has another schema than the session, or other columns: {self._difference(table)}. Ingest "
+                f"with those of the session, which {step('inspect', 'SESSION')} shows. Nothing was spent."
+            )
+        if _unit_of(table.unit) != self.unit:
+            own, wanted = ("single rows" if unit is None else str(unit.column) for unit in (table.unit, self.unit))
+            raise UsageError(
+                f"The privacy unit of {table} is {own}, that of the session {wanted}, or they keep other numbers of "
+                "rows. Ingest with the unit of the session. Nothing was spent."
+            )
         if stated.rows is not None and stated.rows != table.rows:
             raise UsageError(
-                f"The session states {stated.rows} rows of {site}, and {table} has {table.rows}. Make a session with "
-                "the right numbers. Nothing was spent."
+                f"{table} has {table.rows} rows, and the session states {stated.rows} of {site}. If these are the rows "
+                "of another site, or of an earlier state, name the right ones; otherwise make a session with the right "
+                "numbers. Nothing was spent."
             )
         return self._agreed(plan_of(self.request, table))
 
+    def _difference(self, table: Table) -> str:
+        """Return the first column in which a table differs from the terms."""
+        for number, (own, wanted) in enumerate(zip_longest(table.names, self.columns), 1):
+            if own != wanted:
+                return f"column {number} is {own or 'missing'}, and {wanted or 'none'} in the session"
+        if table.schema is None or self.schema is None:
+            return f"{'it' if table.schema is None else 'the session'} has no schema"
+        return "a range, a spelling of missing values or another detail of a column"
+
+    @property
+    def exposed_epsilon(self) -> float:
+        """Epsilon of a site at the same delta, if all others collude: one share has the noise of one site alone."""
+        guarantee = self.share.guarantee
+        honest = len(self.sites) - self.colluding
+        alone = replace(guarantee, mu_squared=(guarantee.mu_squared or 0) * Fraction(honest))
+        return composed_epsilon_micro([alone], guarantee.loss.delta_atto) / MICRO
+
     def _agreed(self, plan: Plan) -> Plan:
         """Return a plan with the noise of a share, if it is that of the terms."""
+        if plan.stages:
+            raise UsageError(
+                "The clip norm of all rows of a privacy unit would be chosen privately, which a session cannot do: "
+                f"give a number ({parameter('clip', 'C')}), such as that of a pilot release, which "
+                f"{step('inspect', 'PILOT')} shows."
+            )
         share = noise_share(plan.moment, len(self.sites), self.colluding)
         noise = ShareNoise(share.sigma_diagonal, share.sigma_off_diagonal)
         if plan.bound != RowBound.from_json(self.bound) or noise != self.noise:
@@ -251,9 +282,17 @@ def terms_of(
         noise=ShareNoise(share.sigma_diagonal, share.sigma_off_diagonal),
     )  # fmt: skip
     plan = terms.plan  # which checks the terms
-    advice.require_centre_of_dropped(schema, centred=has_centre(plan))
-    if refused := advice.count_refused(plan, rows or request.rows_at_most):
-        raise RefusedError(refused)
+    if schema is not None and not has_centre(plan) and (names := schema.uncentred or schema.dropping):
+        raise UsageError(
+            f"By the schema, a missing value of {listed(names)} counts as the centre of its column, or drops its row, "
+            'and a session chooses no centre. Use missing = "pairwise", "indicator" or "fill" in the schema, or pass '
+            f"{parameter('centre', 'FILE')}."
+        )
+    if advice.count_refused(plan, rows or request.rows_at_most):
+        raise RefusedError(
+            "The noise would hide the number of rows, and with it means and covariances. Use a smaller clip norm "
+            f"({parameter('clip')}), or a larger epsilon."
+        )
     return terms
 
 
@@ -292,8 +331,7 @@ def _bounding(request: ReleaseRequest) -> Bounding:
         )
     if request.mechanism != "gaussian":
         raise UsageError(
-            f"Sites share the noise of gaussian only, not of {request.mechanism}: leave {parameter('mechanism')} out, "
-            f"and give {parameter('delta')}."
+            f"Sites share the noise of gaussian, which needs {parameter('delta')}, and not of {request.mechanism}."
         )
     if request.name is not None or request.period or request.for_reproduction or request.accept_large_delta:
         raise UsageError(

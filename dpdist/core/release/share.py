@@ -31,6 +31,7 @@ import hmac
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -87,6 +88,11 @@ def create_key(terms: Terms, site: str) -> bytes:
     return bytes.fromhex(key.public)
 
 
+def key_location(terms: Terms, site: str) -> Path:
+    """Return the file of the key of a site for a session."""
+    return _key_file(terms, site).path
+
+
 def stored_key(terms: Terms, site: str) -> SiteKey | None:
     """Return the key of a site in this state folder, or None."""
     return _key_file(terms, site).read()
@@ -100,7 +106,8 @@ def _bound_key(terms: Terms, site: str, release_id: str) -> SiteKey:
         if key is None:
             raise RefusedError(
                 f"The key of {site} for this session is not on this machine, or belongs to another user. Nothing was "
-                f"drawn. Run this where {step('session key')} was run."
+                f"drawn. Run this where {step('session key')} was run. If the key is lost, and no site has made its "
+                f"share, move {site}.key.json away, and add a new key; all sites compare the fingerprint again."
             )
         if key.release_id not in {None, release_id}:
             file.write(msgspec.structs.replace(key, secret=None))

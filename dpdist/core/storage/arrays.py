@@ -64,6 +64,14 @@ def require_format(store: Store, expected: str, otherwise: str) -> dict[str, Any
         raise DataError(otherwise)
     if attributes is None and isinstance(folder := store.address(), Path) and (folder / "ledger.sqlite").exists():
         raise DataError(f"{store} is a ledger, a budget with its charges; {_KINDS[expected][0]} is needed here.")
+    if attributes is None and str(store).endswith(".share"):
+        combining = step("session combine", str(store).rpartition("/")[0] or ".", "RELEASE")
+        raise DataError(f"{store} is the share of one site in a session. Add up those of all sites with: {combining}")
+    if attributes is None and store.exists("session.json"):
+        raise DataError(
+            f"{store} is a session of several sites. Once all shares are there, make its release with: "
+            f"{step('session combine', store, 'RELEASE')}"
+        )
     if attributes is None:  # the cure must not name it as an output: it may be the only copy of a table
         copying = step("ingest", store, "ROWS", budget_epsilon="E", budget_delta="D")
         own = f"copy its rows with {copying}, and use ROWS in its place"
