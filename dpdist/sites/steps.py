@@ -15,13 +15,14 @@ from dpdist.core.pipeline import shares
 from dpdist.core.privacy.guarantee import Guarantee
 from dpdist.core.release.plan import Plan
 from dpdist.core.release.request import ReleaseRequest
-from dpdist.core.release.session import Site, terms_of
+from dpdist.core.release.session import Site
 from dpdist.core.release.share import create_key, stored_key, write_once
 from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.units import unit_from
 from dpdist.core.runtime.cluster import AnyCluster, chosen
 from dpdist.core.storage.store import AnyStore, store_at
 from dpdist.sites.folder import TERMS, Session, key_content, key_name, opened, share_head, share_name, terms_content
+from dpdist.sites.terms import terms_of
 
 
 def create_session(

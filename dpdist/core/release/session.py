@@ -15,31 +15,27 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from fractions import Fraction
 from functools import cached_property
 from itertools import zip_longest
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta, Struct, to_builtins
 
 from dpdist.core.errors import DataError, RefusedError, UsageError
 from dpdist.core.mechanisms.noise_share import MOST_SITES, NoiseShare, noise_share, require_sites
 from dpdist.core.naming import parameter, step
 from dpdist.core.privacy import checks
-from dpdist.core.privacy.accounting import composed_epsilon_micro
-from dpdist.core.privacy.guarantee import MICRO, Neighbours, PrivacyLoss
-from dpdist.core.release import advice
+from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.core.release.attributes import SessionFacts
 from dpdist.core.release.bounds import Dimensions, require_schema
-from dpdist.core.release.plan import Plan, has_centre, plan_of, planned
+from dpdist.core.release.plan import Plan, plan_of, planned
 from dpdist.core.release.request import Centring, ReleaseRequest
 from dpdist.core.rows.bounding import BoundJson, RowBound
 from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.table import Table, UnitAttributes
 from dpdist.core.rows.units import Unit
 from dpdist.core.storage.arrays import Text
-from dpdist.core.text import canonical, has_control, listed, random_token, repeated
+from dpdist.core.text import canonical, has_control, repeated
 
 FORMAT = "dpdist-session/1"
 LEAST_TOTAL = 2**30
@@ -187,7 +183,7 @@ class Terms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=
                 f"{table} has another schema than the session, or other columns: {self._difference(table)}. Ingest "
                 f"with those of the session, which {step('inspect', 'SESSION')} shows. Nothing was spent."
             )
-        if _unit_of(table.unit) != self.unit:
+        if unit_of(table.unit) != self.unit:
             own, wanted = ("single rows" if unit is None else str(unit.column) for unit in (table.unit, self.unit))
             raise UsageError(
                 f"The privacy unit of {table} is {own}, that of the session {wanted}, or they keep other numbers of "
@@ -209,14 +205,6 @@ class Terms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=
         if table.schema is None or self.schema is None:
             return f"{'it' if table.schema is None else 'the session'} has no schema"
         return "a range, a spelling of missing values or another detail of a column"
-
-    @property
-    def exposed_epsilon(self) -> float:
-        """Epsilon of a site at the same delta, if all others collude: one share has the noise of one site alone."""
-        guarantee = self.share.guarantee
-        honest = len(self.sites) - self.colluding
-        alone = replace(guarantee, mu_squared=(guarantee.mu_squared or 0) * Fraction(honest))
-        return composed_epsilon_micro([alone], guarantee.loss.delta_atto) / MICRO
 
     def _agreed(self, plan: Plan) -> Plan:
         """Return a plan with the noise of a share, if it is that of the terms."""
@@ -250,62 +238,9 @@ def dimensions(columns: Sequence[str], schema: Schema | None, unit: Unit | None,
     return Dimensions(len(columns), rows, most, most, schema, together=together)
 
 
-def _unit_of(unit: Unit | None) -> UnitAttributes | None:
+def unit_of(unit: Unit | None) -> UnitAttributes | None:
     """Return what sites must agree on of a privacy unit: which rows are kept concerns each alone."""
     return None if unit is None else UnitAttributes(unit.column, unit.max_rows)
-
-
-def terms_of(
-    sites: Sequence[Site], request: ReleaseRequest, columns: Sequence[str], *,
-    colluding: int | None = None, schema: Schema | None = None, unit: Unit | None = None,
-) -> Terms:  # fmt: skip
-    """Return the terms of a new session; refuse what could not be released."""
-    colluding = _colluding(len(sites), colluding)
-    bounding = _bounding(request)
-    rows = sum(site.rows or 0 for site in sites) or None
-    plan = planned(request, dimensions(columns, schema, unit, rows))
-    share = noise_share(plan.moment, len(sites), colluding)
-    terms = Terms(
-        format=FORMAT,
-        nonce=random_token(),
-        sites=tuple(sites),
-        colluding=colluding,
-        columns=tuple(columns),
-        schema=None if schema is None else schema.to_json(),
-        unit=_unit_of(unit),
-        neighbours=request.neighbours,
-        epsilon_micro=request.loss.epsilon_micro,
-        delta_atto=request.loss.delta_atto,
-        rows_at_most=request.rows_at_most if rows is None else rows,
-        bounding=msgspec.structs.replace(bounding, grid_bits=plan.bound.grid_bits),
-        bound=plan.bound.to_json(),
-        noise=ShareNoise(share.sigma_diagonal, share.sigma_off_diagonal),
-    )  # fmt: skip
-    plan = terms.plan  # which checks the terms
-    if schema is not None and not has_centre(plan) and (names := schema.uncentred or schema.dropping):
-        raise UsageError(
-            f"By the schema, a missing value of {listed(names)} counts as the centre of its column, or drops its row, "
-            'and a session chooses no centre. Use missing = "pairwise", "indicator" or "fill" in the schema, or pass '
-            f"{parameter('centre', 'FILE')}."
-        )
-    if advice.count_refused(plan, rows or request.rows_at_most):
-        raise RefusedError(
-            "The noise would hide the number of rows, and with it means and covariances. Use a smaller clip norm "
-            f"({parameter('clip')}), or a larger epsilon."
-        )
-    return terms
-
-
-def _colluding(sites: int, colluding: int | None) -> int:
-    if colluding is None and sites == 2:
-        raise UsageError(
-            "With two sites, each can subtract its own noise from the sum, and then sees the rows of the other behind "
-            "half of the noise: the guarantee is for everybody else. If that is enough, state it with "
-            f"{parameter('colluding', '0')}; or find a third site."
-        )
-    colluding = 1 if colluding is None else colluding
-    require_sites(sites, colluding)
-    return colluding
 
 
 def _require_names(names: Sequence[str]) -> None:
@@ -317,24 +252,3 @@ def _require_names(names: Sequence[str]) -> None:
             )
     if len({name.lower() for name in names}) < len(names):
         raise UsageError("Two sites have the same name, apart from capitals. Name each once.", parameter="sites")
-
-
-def _bounding(request: ReleaseRequest) -> Bounding:
-    """Return how a request bounds rows; refuse private choices, other mechanisms and chosen ids."""
-    clip_norm, scale = request.clip_norm, request.scale
-    if clip_norm == "private" or scale == "private":
-        raise UsageError(
-            f"A session cannot choose a {request.chooses[0]} privately. Give {parameter('clip', 'C')} and, if needed, "
-            f"{parameter('centre', 'FILE')} with a public centre and scale: by a schema with ranges "
-            f"({parameter('clip', 'schema')}), by public knowledge, or of a pilot release that one site made of its "
-            f"own rows, with {parameter('centre', 'pilot.zarr')} {parameter('clip', 'auto')}."
-        )
-    if request.mechanism != "gaussian":
-        raise UsageError(
-            f"Sites share the noise of gaussian, which needs {parameter('delta')}, and not of {request.mechanism}."
-        )
-    if request.name is not None or request.period or request.for_reproduction or request.accept_large_delta:
-        raise UsageError(
-            "A session has neither a chosen id nor a period nor a delta of 1/n, and is never for reproduction."
-        )
-    return Bounding(clip_norm, request.centring, request.centre, scale, request.grid_bits or 0)
