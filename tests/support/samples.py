@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,44 @@ continual = 3
 """
 
 
+SCHEMA = """scale = "range"
+
+[[column]]
+name = "patient"
+kind = "privacy unit"
+
+[[column]]
+name = "ward"
+kind = "category"
+categories = ["north", "south", "east"]
+other = "column"
+
+[[column]]
+name = "smoker"
+kind = "boolean"
+missing = "indicator"
+
+[[column]]
+name = "age"
+kind = "integer"
+range = [0, 100]
+bins = [18, 40, 65]
+
+[[column]]
+name = "dose"
+kind = "number"
+range = [1, 1000]
+transform = "log"
+missing = "pairwise"
+
+[[column]]
+name = "admitted"
+kind = "date"
+range = ["2026-01-01", "2026-12-31"]
+"""
+SITES = ("boston", "lyon", "oslo")
+
+
 class DiedError(BaseException):
     """A process died."""
 
@@ -131,9 +170,31 @@ def record(folder: Path, call: Call) -> None:
         run("release-matrix", "matrix.npy", "matrix.zarr", "--nuclear", "2", "--l1", "3", "--epsilon", "1")
         for job in ("job", "nightly", "weighted"):
             run("run", f"{job}.toml")
+        run("ingest", "patients.csv", "patients.zarr", "--header", "yes", "--schema", "schema.toml", *BUDGET)
+        run("release", "patients.zarr", "patients-release.zarr", "--epsilon", "50", *G, "--clip", "4")
+        run("pca", "patients-release.zarr", "patients-model.zarr", "--components", "2")
+        run("report", "patients-release.zarr", "report.html")
+        _record_sessions(call, run)
     with tarfile.open(SAMPLES, "w:gz", format=tarfile.PAX_FORMAT) as archive:
         for path in sorted(folder.iterdir()):
             archive.add(path, path.name)
+
+
+def _record_sessions(call: Call, run: Callable[..., None]) -> None:
+    """Write a session that was combined, and one that waits for a last share."""
+    for site in SITES:
+        run("ingest", f"{site}.csv", f"{site}.zarr", "--header", "yes", *BUDGET)
+    for name, sharing in (("study", SITES), ("waiting", SITES[:2])):
+        run(
+            "session", "create", name, "--sites", ",".join(f"{site}=40" for site in SITES), "--columns", "a,b",
+            "--epsilon", "20", *G, "--clip", "4", "--centre", "private", "--anyway",
+        )  # fmt: skip
+        for site in SITES:
+            shown = call("session", "key", name, f"{site}.zarr", "--site", site, "--json")
+        for site in sharing:
+            fingerprint = ("--fingerprint", shown.json["fingerprint"])
+            run("session", "share", name, f"{site}.zarr", "--site", site, *fingerprint)
+    run("session", "combine", "study", "study.zarr")
 
 
 def _write_sources(folder: Path) -> None:
@@ -147,6 +208,16 @@ def _write_sources(folder: Path) -> None:
     (folder / "job.toml").write_text(JOB)
     (folder / "nightly.toml").write_text(NIGHTLY)
     (folder / "weighted.toml").write_text(WEIGHTED)
+    (folder / "schema.toml").write_text(SCHEMA)
+    patients = "".join(
+        f"{1000 + i // 3},{('north', 'south', 'east', 'west')[i % 4]},{('yes', 'no', '')[i % 3]},{20 + i % 60},"
+        f"{1 + i % 300 if i % 7 else ''},2026-0{1 + i % 9}-1{i % 9}\n"
+        for i in range(600)
+    )
+    (folder / "patients.csv").write_text("patient,ward,smoker,age,dose,admitted\n" + patients)
+    for site in SITES:
+        table = np.round(draws.normal(size=(40, 2)), 3)
+        np.savetxt(folder / f"{site}.csv", table, fmt="%g", delimiter=",", header="a,b", comments="")
     (folder / "incoming").mkdir()
     (folder / "weighted" / "incoming").mkdir(parents=True)
     for day in (1, 2):

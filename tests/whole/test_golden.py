@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 from support.cli_scene import Call, tree
 from support.folders import STORED, unpack
-from support.samples import DEAD, RELEASES, recorded
+from support.samples import DEAD, RELEASES, SITES, recorded
 
 import dpdist
 from dpdist import PrivacyLoss, ReleaseRequest, cli, open_model, open_release, open_rows
@@ -81,6 +81,37 @@ def test_stored_ledgers_verify_beside_their_witness_and_stored_models_project(go
         assert call("project", "rows.zarr", "model.zarr", "scores.zarr").code == 0
         assert tree(golden / "scores.zarr") == before
         shutil.rmtree("scores.zarr")
+
+
+def test_stored_rows_of_patients_with_a_schema_and_their_report_are_read(golden: Path, call: Call) -> None:
+    table, release = open_rows("patients.zarr"), open_release("patients-release.zarr")
+    assert table.schema is not None
+    assert table.schema == dpdist.Schema.read("schema.toml") == release.schema
+    assert call("inspect", "patients.zarr", "--verify").code == 0
+    assert call("ledger", "verify", "patients.ledger", "--release", "patients-release.zarr").code == 0
+    assert call("relate", "patients-release.zarr", "ward", "smoker").code == 0
+    assert call("project", "patients.zarr", "patients-model.zarr", "patients-scores.zarr").code == 0
+    before = (golden / "report.html").read_bytes()
+    assert release.release_id.encode() in before
+    assert call("report", "patients-release.zarr", "report.html").code == 0  # a page of ours is replaced
+
+
+def test_a_stored_session_is_combined_again_and_one_that_waits_goes_on(golden: Path, call: Call) -> None:
+    shares = tree(golden / "study")
+    fingerprint = call("inspect", "study", "--json").json["fingerprint"]
+    for site in SITES:
+        (golden / "study" / f"{site}.share").unlink()
+        words = ("--site", site, "--fingerprint", fingerprint)
+        assert "nothing spent" in call("session", "share", "study", f"{site}.zarr", *words).told
+    assert tree(golden / "study") == shares
+    assert call("session", "combine", "study", "again.zarr").code == 0
+    assert tree(golden / "again.zarr") == tree(golden / "study.zarr")
+    waiting = call("inspect", "waiting", "--json").json
+    assert waiting["missing_shares"] == ["oslo"]
+    words = ("--site", "oslo", "--fingerprint", waiting["fingerprint"])
+    assert call("session", "share", "waiting", "oslo.zarr", *words).code == 0
+    assert call("session", "combine", "waiting", "waiting.zarr").code == 0
+    assert open_release("waiting.zarr").rows == 120
 
 
 def test_a_stored_job_is_done_and_stored_nights_go_on(golden: Path, call: Call) -> None:
