@@ -16,7 +16,8 @@ from dpdist.core.ledger.state import Record, State
 from dpdist.core.options import BudgetOptions
 from dpdist.core.pipeline.budget import create_ledger, verify_ledger
 from dpdist.core.privacy.guarantee import PrivacyLoss
-from dpdist.core.storage.store import AnyStore
+from dpdist.core.storage.arrays import attributes_of
+from dpdist.core.storage.store import AnyStore, store_at
 from dpdist.core.text import counted, listed, wrapped
 
 
@@ -119,7 +120,9 @@ def ledger_verify(ledger: LedgerAddress, releases: tuple[AnyStore, ...], as_json
     opened = verify_ledger(ledger, releases)
     count, guarantee = len(opened.records), opened.balance().promise
     value = {"ledger": str(ledger), "intact": True, "head": opened.head, "releases": count, "guarantee": guarantee}
-    message = f"{ledger}: intact, {counted(count, 'release')}, head {opened.head}. Guarantee: {guarantee}."
+    sums = [path for path in releases if (attributes_of(store_at(path)) or {}).get("session")]
+    partly = "".join(f" Of {path}, only the share of this site was verified." for path in sums)
+    message = f"{ledger}: intact, {counted(count, 'release')}, head {opened.head}. Guarantee: {guarantee}.{partly}"
     answer(as_json, value, message)
 
 

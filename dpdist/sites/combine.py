@@ -19,7 +19,7 @@ from dpdist.core.pipeline.release import Outcome
 from dpdist.core.release.archive import archived, publish
 from dpdist.core.release.artefact import FORMAT, Heading, open_release
 from dpdist.core.release.attributes import merged
-from dpdist.core.release.session import Terms
+from dpdist.core.release.session import LEAST_TOTAL, Terms
 from dpdist.core.release.share import ShareHead, checksum_of
 from dpdist.core.rows.schema import Schema
 from dpdist.core.storage.arrays import attributes_of
@@ -127,12 +127,12 @@ def _require_moment(terms: Terms, values: npt.NDArray[np.int64]) -> None:
     """Refuse integers that no moment of so many rows has, with noise: masks that do not cancel are uniform."""
     share = terms.share
     deviation = math.sqrt(len(terms.sites)) * max(share.sigma_diagonal, share.sigma_off_diagonal)
-    rows = terms.rows if terms.rows is not None else terms.rows_at_most
+    rows = terms.rows if terms.rows is not None else max(LEAST_TOTAL, terms.rows_at_most)
     limit = rows * terms.plan.bound.norm_bound + _FAR * math.ceil(deviation)
     if max(int(values.max()), -int(values.min())) > limit:
         raise DataError(
-            "These shares do not add up to a second moment: one was altered, by its site or on the way, or its site "
-            f"has more rows than the session allows. Fetch the shares again; {step('session share')} writes the same "
+            "These shares do not add up to a second moment: one was altered, by its site or on the way. "
+            f"Fetch the shares again; {step('session share')} writes the same "
             "bytes at no cost. If that does not help, the sites need a new session."
         )
 

@@ -31,7 +31,7 @@ from dpdist.core.release.session import FORMAT, Terms
 from dpdist.core.release.share import FORMAT as SHARE_FORMAT
 from dpdist.core.release.share import ShareHead, checksum_of, head_of
 from dpdist.core.storage.store import AnyStore, Store, store_at
-from dpdist.core.text import has_control, listed, repeated
+from dpdist.core.text import has_control, listed, repeated, rounded_up
 from dpdist.core.triangle import Band
 
 TERMS = "session.json"
@@ -141,7 +141,10 @@ class Session:
             ("session", terms.digest[:32]),
             ("sites", listed(f"{s.name} ({s.rows} rows)" if s.rows else s.name for s in terms.sites)),
             ("guarantee", f"{guarantee.loss} under {terms.neighbours} for the rows of each site, if {terms.condition}"),
-            ("worst case", f"epsilon {_exposed_epsilon(terms):.3g} for a site, if all others work against it"),
+            (
+                "worst case",
+                f"epsilon {rounded_up(_exposed_epsilon(terms), 3)} for a site, if all others work against it",
+            ),
             ("trust", "each site is trusted with its own rows, nobody with a sum without noise"),
             ("files", "whoever carries them can spoil the result, and learns nothing"),
             ("columns", listed(terms.columns)),
@@ -201,10 +204,7 @@ def opened(path: AnyStore) -> Session:
             unusable[name] = str(error)
             continue
         if head is not None and digest is not None and head.keys != digest:
-            unusable[name] = (
-                f"{store.address(share_name(name))} was made with other public keys than those in the folder, so its "
-                "masks do not cancel. Restore those keys, or make a new session."
-            )
+            unusable[name] = str(other_keys(store, name))
         elif head is not None:
             shares.append(name)
     return replace(session, shares=tuple(shares), unusable=unusable)
@@ -249,6 +249,14 @@ def share_start(store: Store, terms: Terms, site: str) -> int:
     """Return where the entries of a share begin, if it is complete."""
     entries = Band.whole(terms.plan.bound.width).entries
     return (store.size(share_name(site)) or 0) - 8 * entries - checksum_of(terms).digest_size
+
+
+def other_keys(store: Store, site: str) -> RefusedError:
+    """Return the error for a share that was made with other public keys than those in the folder."""
+    return RefusedError(
+        f"{store.address(share_name(site))} was made with other public keys than those in the folder, so its masks do "
+        "not cancel. Nothing was spent. Restore those keys, or make a new session."
+    )
 
 
 def damaged_share(store: Store, site: str) -> DataError:

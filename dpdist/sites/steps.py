@@ -21,7 +21,17 @@ from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.units import unit_from
 from dpdist.core.runtime.cluster import AnyCluster, chosen
 from dpdist.core.storage.store import AnyStore, store_at
-from dpdist.sites.folder import TERMS, Session, key_content, key_name, opened, share_head, share_name, terms_content
+from dpdist.sites.folder import (
+    TERMS,
+    Session,
+    key_content,
+    key_name,
+    opened,
+    other_keys,
+    share_head,
+    share_name,
+    terms_content,
+)
 from dpdist.sites.terms import terms_of
 
 
@@ -222,7 +232,8 @@ def add_session_key(session: AnyStore, rows: AnyStore, site: str, *, ledger: Any
         raise RefusedError(
             f"{store.address(share_name(site))} is there, and the key of {site} is not on this machine: it was drawn "
             "elsewhere, or the state folder was lost. A second key would not fit the shares of the others. If the "
-            "share is sound, nothing is missing; otherwise the sites need a new session."
+            "share is sound, nothing is missing; if no share was ever made, move that file away; otherwise the sites "
+            "need a new session."
         )
     write_once(store, key_name(site), key_content(terms, site, create_key(terms, site)), f"key of {site}")
     return opened(session)
@@ -348,7 +359,7 @@ def release_share(
     for other in complete.terms.names:
         head = None if other == site else share_head(complete.store, complete.terms, other)
         if head is not None and head.keys != keys.digest.hex():
-            raise RefusedError(f"{complete.unusable[other]} Nothing was spent.")
+            raise other_keys(complete.store, other)
     transaction, fresh = shares.release_share(
         open_rows(rows), complete.store, complete.terms, site, keys, ledger=ledger, cluster=chosen(cluster)
     )

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from support.sites_scene import BUDGET, CLIP, COLUMNS, LOSS, ROWS, Hospitals, re
 import dpdist
 from dpdist.core.errors import DataError, RefusedError, UsageError
 from dpdist.core.ledger.state import State
+from dpdist.core.pipeline import shares
 from dpdist.core.pipeline.charged import statement_of
 from dpdist.core.release import share as share_module
 from dpdist.core.release.transaction import Draw
@@ -288,7 +290,7 @@ def test_a_home_restored_to_the_time_before_the_share_draws_no_second_one(ready:
     hospitals.share("boston", fingerprint)
     first = (hospitals.session / "boston.share").read_bytes()
     restored(hospitals, copy)
-    with pytest.raises(RefusedError, match="this ledger has no record of it"):
+    with pytest.raises(RefusedError, match="was made with the key of this machine"):
         hospitals.share("boston", fingerprint)
     assert losses(hospitals.ledger("boston")) == []
     (hospitals.session / "boston.share").rename(hospitals.folder / "away")
@@ -306,9 +308,97 @@ def test_a_state_folder_restored_alone_makes_no_share_of_other_rows(ready: tuple
     shutil.rmtree(hospitals.state("boston"))
     shutil.copytree(copy, hospitals.state("boston"))
     rows = write_rows(hospitals.folder / "changed", hospitals.values["boston"] + 0.1)
-    with hospitals.at_site("boston"), pytest.raises(RefusedError, match="no record of it"):
+    with hospitals.at_site("boston"), pytest.raises(RefusedError, match="was made with the key of this machine"):
         dpdist.release_share(hospitals.session, rows, "boston", fingerprint)
     assert losses(dpdist.Ledger(hospitals.folder / "changed" / "rows.ledger")) == []
+
+
+def restored_keys(hospitals: Hospitals, copy: Path) -> None:
+    shutil.rmtree(hospitals.state("boston") / "sessions")
+    shutil.copytree(copy, hospitals.state("boston") / "sessions")
+
+
+def test_a_restored_key_makes_no_share_of_another_table_of_the_same_ledger(ready: tuple[Hospitals, str]) -> None:
+    hospitals, fingerprint = ready
+    copy = hospitals.folder / "backup"
+    shutil.copytree(hospitals.state("boston") / "sessions", copy)
+    hospitals.share("boston", fingerprint)
+    restored_keys(hospitals, copy)
+    session = dpdist.open_session(hospitals.session)
+    other = replace(dpdist.open_rows(hospitals.rows("boston")), variant="another reading of the same file")
+    with hospitals.at_site("boston"), pytest.raises(RefusedError, match="was made with the key of this machine"):
+        shares.release_share(other, session.store, session.terms, "boston", session.key_set(), cluster=dpdist.Cluster())
+    assert losses(hospitals.ledger("boston")) == [LOSS]
+
+
+def test_a_key_is_destroyed_once_the_witness_knows_of_its_share(ready: tuple[Hospitals, str]) -> None:
+    hospitals, fingerprint = ready
+    copies = {name: hospitals.folder / f"backup-{name}" for name in ("sessions", "ledger")}
+    shutil.copytree(hospitals.state("boston") / "sessions", copies["sessions"])
+    ledger = hospitals.rows("boston").with_suffix(".ledger")
+    shutil.copytree(ledger, copies["ledger"])
+    hospitals.share("boston", fingerprint)
+    (hospitals.session / "boston.share").unlink()
+    restored_keys(hospitals, copies["sessions"])
+    shutil.rmtree(ledger)
+    shutil.copytree(copies["ledger"], ledger)
+    with pytest.raises(RefusedError, match="witness"):
+        hospitals.share("boston", fingerprint)
+    rows = write_rows(hospitals.folder / "changed", hospitals.values["boston"] + 0.1)
+    with hospitals.at_site("boston"), pytest.raises(RefusedError, match="was destroyed"):
+        dpdist.release_share(hospitals.session, rows, "boston", fingerprint)
+    assert not (hospitals.session / "boston.share").exists()
+
+
+def planted(hospitals: Hospitals) -> bytes:
+    """Return what whoever controls the folder can write: the head of a share needs no secret but its tag."""
+    session = dpdist.open_session(hospitals.session)
+    head = {
+        "format": "dpdist-share/1", "session": session.terms.digest, "keys": session.key_set().digest.hex(),
+        "site": "boston", "release_id": "x", "entries": 6, "extents": [], "condition": None, "tag": "ab" * 32,
+    }  # fmt: skip
+    return json.dumps(head).encode() + b"\n" + bytes(80)
+
+
+@pytest.mark.parametrize("content", ["a head", "nothing", "a folder"])
+def test_a_planted_file_costs_no_site_its_key_and_no_budget(ready: tuple[Hospitals, str], content: str) -> None:
+    hospitals, fingerprint = ready
+    path = hospitals.session / "boston.share"
+    if content == "a folder":
+        path.mkdir()
+    else:
+        path.write_bytes(planted(hospitals) if content == "a head" else b"")
+    with pytest.raises(RefusedError, match="was not made with the key of this machine"):
+        hospitals.share("boston", fingerprint)
+    assert losses(hospitals.ledger("boston")) == []
+    path.rename(hospitals.folder / "away")
+    assert hospitals.share("boston", fingerprint).fresh
+
+
+def test_a_planted_file_in_the_place_of_a_share_does_not_keep_it_from_being_sent_again(
+    ready: tuple[Hospitals, str],
+) -> None:
+    hospitals, fingerprint = ready
+    hospitals.all_shares(fingerprint)
+    (hospitals.session / "boston.share").write_bytes(planted(hospitals))
+    with pytest.raises(DataError, match="Move it away"):
+        hospitals.share("boston", fingerprint)
+    (hospitals.session / "boston.share").unlink()
+    assert not hospitals.share("boston", fingerprint).fresh
+    assert hospitals.combined().rows == sum(ROWS.values())
+
+
+def test_a_long_statement_of_the_ledger_does_not_keep_a_share_back(ready: tuple[Hospitals, str]) -> None:
+    hospitals, fingerprint = ready
+    with hospitals.at_site("boston"):
+        small = request(dpdist.PrivacyLoss.parse("0.1", 1e-6))
+        dpdist.release_rows(hospitals.rows("boston"), hospitals.folder / "first.zarr", small)
+        for epsilon in range(3, 12):
+            hospitals.ledger("boston").raise_budget(dpdist.PrivacyLoss.parse(epsilon, 1e-5))
+    hospitals.all_shares(fingerprint)
+    condition = str(hospitals.combined().condition)
+    assert condition.count("the budget was raised") == 9
+    assert len(condition) > 1000
 
 
 def test_a_command_without_the_key_does_not_refund_what_another_process_draws(
@@ -577,6 +667,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "no numbers": {"sites": [{"name": name, "rows": None} for name in ROWS]},
     "names that write on a terminal": {"columns": ["a\x1b[2J", "weight", "height"]},
     "a large delta": {"delta_atto": 10**17},
+    "a unit that writes on a terminal": {"unit": {"column": "a\nfingerprint AAAA", "max_rows": 2}},
 }
 
 
@@ -592,6 +683,15 @@ def test_terms_that_contradict_themselves_are_refused_even_if_all_sites_see_the_
     with pytest.raises((DataError, UsageError, RefusedError)):
         hospitals.share("boston", hospitals.exchange())
     assert losses(hospitals.ledger("boston")) == []
+
+
+@pytest.mark.parametrize("bits", [2**31, 2**62, 1e30, 0, -1])
+def test_absurd_grid_bits_are_refused_at_once(ready: tuple[Hospitals, str], bits: float) -> None:
+    hospitals, _ = ready
+    terms = json.loads((hospitals.session / "session.json").read_text())
+    terms_changed(hospitals, bounding=terms["bounding"] | {"grid_bits": bits})
+    with pytest.raises(DataError, match="is not a session, or it is damaged"):
+        dpdist.open_session(hospitals.session)
 
 
 def test_two_sites_with_one_key_are_refused(ready: tuple[Hospitals, str]) -> None:

@@ -386,6 +386,12 @@ class FoldedLedger:
         """Refuse another neighbouring relation than that of the first release, before anything says n."""
         require_relation(self._snapshot(), requested, str(self._storage))
 
+    @property
+    def first_neighbours(self) -> Neighbours | None:
+        """The neighbouring relation of the first release, which is that of the budget; None before."""
+        first = self._snapshot().first_charged
+        return None if first is None else first.neighbours
+
     def require_room(self, guarantee: Guarantee, parameters: Mapping[str, object]) -> None:
         """Refuse a release of all rows that could not be charged now; nothing is charged."""
         view, location = self._snapshot(), str(self._storage)

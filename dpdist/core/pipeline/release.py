@@ -196,7 +196,7 @@ def release_table(
         return _reproduced(transaction, cluster, ledger)
     committed, pending = {State.COMMITTED, State.PUBLISHED, State.ADOPTED}, False
     if not cluster.trusted_worker:  # which alone can read the ledger
-        require_relation(transaction)
+        _require_relation(transaction)
         if transaction.state() in committed:
             _warn(transaction)
             transaction.reserve()  # refuses an id that belongs to other parameters
@@ -207,7 +207,7 @@ def release_table(
     with cluster.connected() as executor:
         executor.require_visible(table.probe, ROOT)
         if cluster.trusted_worker:
-            executor.trusted(require_relation, transaction)
+            executor.trusted(_require_relation, transaction)
             pending = executor.trusted(transaction.state) not in {None, State.ABORTED}
             _require_possible(transaction, on_message, pending=pending)
         layout = layout_for(executor, transaction, cluster)  # checks the memory before anything is charged
@@ -229,7 +229,7 @@ def _logged(outcome: Outcome) -> Outcome:
     return outcome
 
 
-def require_relation(transaction: trusted.MomentTransaction) -> None:
+def _require_relation(transaction: trusted.MomentTransaction) -> None:
     """Refuse another ledger or relation first: messages of replace-one say n, which may be private."""
     transaction.account().require_relation(transaction.plan.request.neighbours)
 

@@ -59,7 +59,7 @@ class Bounding(Struct, frozen=True, forbid_unknown_fields=True):
     centring: Centring | None
     centre: tuple[float, ...] | None
     scale: tuple[float, ...] | None
-    grid_bits: int
+    grid_bits: Annotated[int, Meta(ge=2, le=24)]
 
 
 class ShareNoise(Struct, frozen=True, forbid_unknown_fields=True):
@@ -160,7 +160,8 @@ class Terms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=
         """Refuse terms that no session has."""
         require_sites(len(self.sites), self.colluding)
         _require_names(self.names)
-        if repeated(self.columns) or not all(name.strip() and not has_control(name) for name in self.columns):
+        unit = () if self.unit is None else (self.unit.column,)
+        if repeated(self.columns) or not all(name.strip() and not has_control(name) for name in (*self.columns, *unit)):
             raise UsageError("The names of the columns must be different, and have letters.", parameter="columns")
         public = self.neighbours is Neighbours.REPLACE_ONE
         if any((site.rows is not None) is not public for site in self.sites):

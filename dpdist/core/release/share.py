@@ -15,9 +15,11 @@ destroyed: two shares under one mask differ by the change of the rows and fresh 
 is sent again from the ledger, and needs no key. One that was reserved only is refunded, and the session is lost. The
 record of the key stays, so that no second key is made for the session here.
 
-A state folder that is restored to a moment between 1 and 4 has a key that made a share. If that share is in the folder
-of the session, and not in the ledger, nothing is charged, and the key is destroyed. If it is not there, a second draw
-cannot be detected: as with any ledger restored together with its witness, neither may be restored from a backup.
+A state folder that is restored to a moment between 1 and 4 has a key that made a share. The head of a share has a tag
+by that key, so if the share is still in the folder of the session, or the witness of the ledger knows of it, nothing is
+charged, and the key is destroyed. If neither is so, a second draw cannot be detected: as a ledger and its witness, the
+state folder must not be restored from a backup. Whoever controls the folder can plant any other file there. That is
+refused before anything is charged, and the key stays.
 
 **What is in a share.** Its head is public: session, site, digests of keys and rows, and the statements that the site's
 ledger makes. Its integers are uniform for anyone who lacks one of its masks, which is every coalition that the session
@@ -57,6 +59,7 @@ FORMAT = "dpdist-share/1"
 _KEY = "dpdist-site-secret/1"
 _LOST = "If it is lost, the sites need a new session."
 _HEAD_BYTES = 1 << 20
+MOST_CONDITION = 1 << 16
 _Hex = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
@@ -114,8 +117,8 @@ def _bound_key(terms: Terms, site: str, release_id: str) -> SiteKey:
             raise _of_other_rows(site)
         if key.secret is None:
             raise RefusedError(
-                f"The key of {site} for this session was destroyed, and this ledger has no share made with it. What "
-                "was reserved is refunded. The sites need a new session."
+                f"The key of {site} for this session was destroyed, and this ledger has no share made with it. The "
+                "sites need a new session. What was reserved is refunded by this command."
             )
         if key.release_id is None:
             key = msgspec.structs.replace(key, release_id=release_id)
@@ -142,7 +145,8 @@ class ShareHead(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     release_id: Annotated[str, Meta(pattern=rf"^{ID_PATTERN}\Z")]  # in the ledger of the site
     entries: Annotated[int, Meta(ge=1)]
     extents: tuple[Coverage, ...]
-    condition: Annotated[Text, Meta(max_length=500)] | None  # of the ledger of the site
+    condition: Annotated[Text, Meta(max_length=MOST_CONDITION)] | None  # of the ledger of the site
+    tag: _Hex  # by which a site recognises a share that was made with its key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,8 +180,11 @@ class ShareTransaction(MomentTransaction):
     def reserve(self) -> State:
         """Charge the share, and bind the key of the site to it; a share that can never be drawn is refunded."""
         ledger = self.account()
-        self._require_recorded(ledger)
         before = ledger.record(self.release_id)
+        if before is None or before.digest is None:
+            self._require_first(ledger)
+        elif before.state is State.ADOPTED:
+            _destroy_key(self.terms, self.site)
         state = self.charge(ledger)
         if state is State.RESERVED:
             try:
@@ -191,24 +198,31 @@ class ShareTransaction(MomentTransaction):
                 raise
         return state
 
-    def _require_recorded(self, ledger: Ledger) -> None:
-        """Refuse other rows than those of the first share, by the key, or by a share that the ledger does not have."""
+    def _require_first(self, ledger: Ledger) -> None:
+        """Refuse a second share of the key, by the key, the witness, or the file in the folder of the session."""
         key = stored_key(self.terms, self.site)
         if key is not None and key.release_id not in {None, self.release_id}:
             _destroy_key(self.terms, self.site)
             raise _of_other_rows(self.site)
-        head = head_of(self.target, self.file)
-        if head is None or (head.session, head.site) != (self.terms.digest, self.site):
+        if self.release_id in ledger.missing():  # the refusal follows when the ledger is charged
+            _destroy_key(self.terms, self.site)
+        if len(ledger.condition or "") > MOST_CONDITION:
+            raise RefusedError(f"The ledger of {self.table} makes too long a statement for a share. Nothing was spent.")
+        if not self.target.exists(self.file):
             return
-        record = ledger.record(head.release_id)
-        if record is None or record.digest is None:
+        head = head_of(self.target, self.file)
+        if head is not None and key is not None and key.secret is not None and head.tag == head_tag(head, key.secret):
             _destroy_key(self.terms, self.site)
             raise RefusedError(
-                f"{self.place} is a share of {self.site}, and this ledger has no record of it: the ledger or the state "
-                "folder was restored from an older copy, or the share is of other rows. A second share under the same "
-                "masks would reveal the rows. Nothing was spent, and the key was destroyed. The sites need a new "
-                "session, unless a newer copy of the ledger has that share."
+                f"{self.place} was made with the key of this machine, and the ledger does not have it as the share of "
+                "these rows: the ledger or the state folder was restored from an older copy, or the rows are others. A "
+                "second share under the same masks would reveal the rows. Nothing was spent, and the key was "
+                "destroyed. The sites need a new session, unless a newer copy of the ledger has that share."
             )
+        raise RefusedError(
+            f"{self.place} exists already, and was not made with the key of this machine. Nothing was spent. If no "
+            f"share of {self.site} was made before, move it away; otherwise run this where it was made."
+        )
 
     def _key(self) -> bytes:
         """Return the secret key, which must be that of the public one."""
@@ -224,7 +238,8 @@ class ShareTransaction(MomentTransaction):
 
     def stored(self, heading: Heading, answer: Answer) -> Iterator[bytes]:
         """Yield the bytes that are committed: head, masked entries and checksum."""
-        masks = self.keys.masks(self.terms.index(self.site), self._key())
+        key = self._key()
+        masks = self.keys.masks(self.terms.index(self.site), key)
         head = ShareHead(
             format=FORMAT,
             session=self.terms.digest,
@@ -234,7 +249,9 @@ class ShareTransaction(MomentTransaction):
             entries=Band.whole(heading.bound.width).entries,
             extents=heading.extents,
             condition=heading.condition,
+            tag=_NO_TAG,
         )
+        head = msgspec.structs.replace(head, tag=head_tag(head, key.hex()))
         checksum = checksum_of(self.terms)
         line = msgspec.json.encode(head) + b"\n"
         checksum.update(line)
@@ -271,6 +288,15 @@ def _destroy_key(terms: Terms, site: str) -> None:
 def decoded_head(line: bytes) -> ShareHead:
     """Return the head of a share; ValueError if it is none."""
     return msgspec.json.decode(line, type=ShareHead)
+
+
+_NO_TAG = "0" * 64
+
+
+def head_tag(head: ShareHead, secret: str) -> str:
+    """Return the tag of a head: HMAC-SHA256, by the secret key of the site, of all that stands in it."""
+    content = msgspec.json.encode(msgspec.structs.replace(head, tag=_NO_TAG), order="sorted")
+    return hmac.new(bytes.fromhex(secret), b"dpdist share/1\n" + content, digestmod="sha256").hexdigest()
 
 
 def head_of(folder: Store, name: str) -> ShareHead | None:
