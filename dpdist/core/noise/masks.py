@@ -56,7 +56,7 @@ def public_key(secret: bytes) -> bytes:
 
 
 def is_public_key(key: bytes) -> bool:
-    """Return whether a public key agrees on secrets: a point of small order makes all of them zero."""
+    """Return whether a public key is one: with a point of small order, every agreed key is zero."""
     try:
         X25519PrivateKey.from_private_bytes(bytes([1]) * KEY_BYTES).exchange(X25519PublicKey.from_public_bytes(key))
     except ValueError:
