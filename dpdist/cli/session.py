@@ -176,10 +176,11 @@ def key_command(session: AnyStore, rows: AnyStore, site: str, ledger: LedgerAddr
     if with_key.fingerprint is None:
         message += f"Keys are missing: of {listed(with_key.missing_keys)}."
     else:
+        message += f"All keys are there. The fingerprint is {with_key.fingerprint}."
+    if with_key.fingerprint is not None and key is not None and key.secret is not None:
         message += (
-            f"All keys are there. The fingerprint is {with_key.fingerprint}. Compare it with every other site by "
-            f"telephone, not by the way that the files took. Then: dpdist session share {shlex.quote(str(session))} "
-            f"{shlex.quote(str(rows))} --site {site} --fingerprint FINGERPRINT"
+            " Compare it with every other site by telephone, not by the way that the files took. Then: dpdist session "
+            f"share {shlex.quote(str(session))} {shlex.quote(str(rows))} --site {site} --fingerprint FINGERPRINT"
         )
     answer(as_json, _json(session, with_key), message)
 

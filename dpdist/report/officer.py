@@ -157,6 +157,9 @@ def _trusted(release: Release) -> Iterator[Answer]:
     if release.session is not None:
         sites = listed(release.session.sites)
         yield Answer(True, f"Each of the sites ({sites}) with its own rows, and nobody with a sum without noise.")
+        if release.guarantee is not None:
+            worst = release.session.exposed_epsilon(release.guarantee)
+            yield Answer(True, f"If all others worked against one site, its rows would have epsilon {worst}.")
         yield Answer(False, "Each site compared the fingerprint of the session with every other one by telephone.")
         yield Answer(True, "Readers of the release, and whoever carried its files, need not be trusted.")
         return

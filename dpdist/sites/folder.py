@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import Annotated
 
 import msgspec
@@ -25,13 +24,11 @@ from dpdist.core.errors import DataError, DpdistError, RefusedError
 from dpdist.core.html import table
 from dpdist.core.naming import step
 from dpdist.core.noise.masks import KeySet, is_public_key
-from dpdist.core.privacy.accounting import composed_epsilon_micro
-from dpdist.core.privacy.guarantee import MICRO
 from dpdist.core.release.session import FORMAT, Terms
 from dpdist.core.release.share import FORMAT as SHARE_FORMAT
 from dpdist.core.release.share import ShareHead, checksum_of, head_of
 from dpdist.core.storage.store import AnyStore, Store, store_at
-from dpdist.core.text import has_control, listed, repeated, rounded_up
+from dpdist.core.text import has_control, listed, repeated
 from dpdist.core.triangle import Band
 
 TERMS = "session.json"
@@ -143,7 +140,7 @@ class Session:
             ("guarantee", f"{guarantee.loss} under {terms.neighbours} for the rows of each site, if {terms.condition}"),
             (
                 "worst case",
-                f"epsilon {rounded_up(_exposed_epsilon(terms), 3)} for a site, if all others work against it",
+                f"epsilon {terms.facts.exposed_epsilon(guarantee)} for a site, if all others work against it",
             ),
             ("trust", "each site is trusted with its own rows, nobody with a sum without noise"),
             ("files", "whoever carries them can spoil the result, and learns nothing"),
@@ -156,13 +153,6 @@ class Session:
             ("shares", "all" if not self.missing_shares else f"missing: {listed(self.missing_shares)}"),
             *(("UNUSABLE", reason) for reason in self.unusable.values()),
         ]
-
-
-def _exposed_epsilon(terms: Terms) -> float:
-    """Return epsilon of a site at the same delta, if all others collude: its share has the noise of one site alone."""
-    guarantee, honest = terms.share.guarantee, len(terms.sites) - terms.colluding
-    alone = replace(guarantee, mu_squared=(guarantee.mu_squared or 0) * Fraction(honest))
-    return composed_epsilon_micro([alone], guarantee.loss.delta_atto) / MICRO
 
 
 def key_name(site: str) -> str:

@@ -21,6 +21,7 @@ from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.units import unit_from
 from dpdist.core.runtime.cluster import AnyCluster, chosen
 from dpdist.core.storage.store import AnyStore, store_at
+from dpdist.core.text import listed
 from dpdist.sites.folder import (
     TERMS,
     Session,
@@ -121,11 +122,12 @@ def create_session(
     meaning = schema if schema is None or isinstance(schema, Schema) else Schema.read(schema)
     if (meaning is None) is (columns is None):
         raise UsageError(f"Give either {parameter('columns')} or {parameter('schema')}.")
-    unit = unit_from(privacy_unit, max_rows)
-    if meaning is not None and meaning.unit is not None:
-        if unit is not None:
-            raise UsageError(f"The schema names the privacy unit: leave {parameter('privacy_unit')} out.")
-        unit = meaning.unit
+    if meaning is not None and meaning.unit is not None and (privacy_unit is not None or max_rows is not None):
+        raise UsageError(
+            f"The schema names the privacy unit: leave {parameter('privacy_unit')} and {parameter('max_rows')} "
+            "out, and write max_rows = M at the top of the schema, if not all rows are kept."
+        )
+    unit = unit_from(privacy_unit, max_rows) if meaning is None or meaning.unit is None else meaning.unit
     names = meaning.features if meaning is not None else tuple(columns or ())
     if len(set(names)) < len(names) or not names:
         raise UsageError("The names of the columns must be different.", parameter="columns")
@@ -234,6 +236,12 @@ def add_session_key(session: AnyStore, rows: AnyStore, site: str, *, ledger: Any
             "elsewhere, or the state folder was lost. A second key would not fit the shares of the others. If the "
             "share is sound, nothing is missing; if no share was ever made, move that file away; otherwise the sites "
             "need a new session."
+        )
+    makers = [name for name in terms.names if name != site and share_head(store, terms, name) is not None]
+    if stored_key(terms, site) is None and makers:
+        raise RefusedError(
+            f"{listed(makers)} made a share with a former key of {site}, which is not on this machine: a new key would "
+            "not fit. The sites need a new session."
         )
     write_once(store, key_name(site), key_content(terms, site, create_key(terms, site)), f"key of {site}")
     return opened(session)

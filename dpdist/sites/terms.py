@@ -25,6 +25,13 @@ def terms_of(
     """Return the terms of a new session; refuse what could not be released."""
     colluding = _colluding(len(sites), colluding)
     bounding = _bounding(request)
+    if unit is not None and unit.max_rows is None and request.clip_norm == "schema" and schema is not None:
+        norm = f"{schema.norm or 1:.3g}"
+        raise UsageError(
+            f"All rows of one {unit.column} are bounded together, and {norm} is the norm of one row. Give "
+            f"{parameter('clip', 'C')}: {norm} times the square root of the number of rows that should count in full; "
+            "or write max_rows = M at the top of the schema."
+        )
     rows = sum(site.rows or 0 for site in sites) or None
     plan = planned(request, dimensions(columns, schema, unit, rows))
     share = noise_share(plan.moment, len(sites), colluding)

@@ -48,7 +48,7 @@ def test_four_commands_make_a_release_of_three_sites(study: Path, call: Call) ->
     assert "released before: the same bytes, nothing spent" in again.out
     assert call("session", "combine", "study", "release.zarr").code == 0
     shown = call("inspect", "release.zarr")
-    assert "sites      boston, lyon, oslo: each was trusted with its own rows" in shown.out
+    assert "sites       boston, lyon, oslo: each was trusted with its own rows" in shown.out
     assert call("pca", "release.zarr", "model.zarr", "--components", "2").code == 0
     assert call("report", "release.zarr", "report.html", "--ledger", "lyon.ledger").code == 0
     page = (study / "report.html").read_text()

@@ -18,6 +18,7 @@ from support.sites_scene import BUDGET, CLIP, COLUMNS, LOSS, ROWS, Hospitals, re
 import dpdist
 from dpdist.core.errors import DataError, RefusedError, UsageError
 from dpdist.core.ledger.state import State
+from dpdist.core.noise.masks import new_key, public_key
 from dpdist.core.pipeline import shares
 from dpdist.core.pipeline.charged import statement_of
 from dpdist.core.release import share as share_module
@@ -199,9 +200,18 @@ def test_all_rows_of_a_patient_are_protected_with_a_clip_norm_that_is_given(
     chosen = dpdist.ReleaseRequest("gaussian", LOSS, "auto", centre=(0.0,) * 3, scale=(1.0,) * 3)
     with pytest.raises(UsageError, match="would be chosen privately"):
         dpdist.create_session(tmp_path / "study", sites, chosen, schema=schema)
+    for_one_row = dpdist.ReleaseRequest("gaussian", LOSS, "schema")
+    with pytest.raises(UsageError, match=r"bounded together, and 1\.\d+ is the norm of one row"):
+        dpdist.create_session(tmp_path / "study", sites, for_one_row, schema=schema)
+    with pytest.raises(UsageError, match="write max_rows = M at the top of the schema"):
+        dpdist.create_session(tmp_path / "study", sites, for_one_row, schema=schema, max_rows=2)
     session = dpdist.create_session(
         tmp_path / "study", sites, dpdist.ReleaseRequest("gaussian", LOSS, 2.0), schema=schema
     )
+    assert dpdist.Schema.read(tmp_path / "study") == schema  # which sites may ingest with
+    other = dpdist.Schema([*schema.columns[:2], dpdist.Column("age", "number", range=(0, 120))], scale="range")
+    with pytest.raises(UsageError, match=r"range of age is \[0\.0, 120\.0\], and \[0\.0, 100\.0\] in the session"):
+        dpdist.add_session_key(session.store, wards(tmp_path, "other", other), "x")
     for site in "xyz":
         session = dpdist.add_session_key(session.store, rows[site], site)
     for site in "xyz":
@@ -383,7 +393,7 @@ def test_a_planted_file_in_the_place_of_a_share_does_not_keep_it_from_being_sent
     (hospitals.session / "boston.share").write_bytes(planted(hospitals))
     with pytest.raises(DataError, match="Move it away"):
         hospitals.share("boston", fingerprint)
-    (hospitals.session / "boston.share").unlink()
+    (hospitals.session / "boston.share").write_bytes(b"cut off by a mail program")
     assert not hospitals.share("boston", fingerprint).fresh
     assert hospitals.combined().rows == sum(ROWS.values())
 
@@ -419,15 +429,18 @@ def test_a_command_without_the_key_does_not_refund_what_another_process_draws(
     assert losses(hospitals.ledger("boston")) == [LOSS]
 
 
+def another_key(hospitals: Hospitals, name: str) -> str:
+    """Exchange the key of a site, as whoever controls the folder can; return the fingerprint."""
+    file = hospitals.session / f"{name}.key.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"x25519": public_key(new_key()).hex()}))
+    return str(dpdist.open_session(hospitals.session).fingerprint)
+
+
 def test_a_share_is_not_sent_again_for_other_keys(ready: tuple[Hospitals, str]) -> None:
     hospitals, fingerprint = ready
     hospitals.share("boston", fingerprint)
-    shutil.rmtree(hospitals.state("oslo") / "sessions")
-    (hospitals.session / "oslo.key.json").unlink()
-    with hospitals.at_site("oslo"):
-        second = dpdist.add_session_key(hospitals.session, hospitals.rows("oslo"), "oslo").fingerprint
     with pytest.raises(RefusedError, match="made with other public keys"):
-        hospitals.share("boston", str(second))
+        hospitals.share("boston", another_key(hospitals, "oslo"))
 
 
 def test_a_weak_guarantee_is_warned_of_at_every_site(hospitals: Hospitals) -> None:
@@ -571,19 +584,37 @@ def test_a_share_that_a_site_made_up_cannot_be_told_from_noise_and_spoils_the_su
 def test_no_site_pays_for_a_share_that_would_not_cancel(ready: tuple[Hospitals, str]) -> None:
     hospitals, fingerprint = ready
     hospitals.share("boston", fingerprint)
-    # oslo loses its state folder, makes another key, and two sites would go on with it
+    second = another_key(hospitals, "oslo")
+    session = dpdist.open_session(hospitals.session)
+    assert second not in {"None", fingerprint}
+    assert (session.shares, list(session.unusable)) == ((), ["boston"])
+    with pytest.raises(RefusedError, match=r"boston\.share was made with other public keys"):
+        hospitals.share("lyon", second)
+    assert losses(hospitals.ledger("lyon")) == []
+    with pytest.raises(DataError, match="was made with other public keys"):
+        hospitals.combined()
+
+
+def test_a_site_that_lost_its_key_draws_another_only_before_the_first_share(ready: tuple[Hospitals, str]) -> None:
+    hospitals, fingerprint = ready
     shutil.rmtree(hospitals.state("oslo") / "sessions")
     (hospitals.session / "oslo.key.json").unlink()
     with hospitals.at_site("oslo"):
-        session = dpdist.add_session_key(hospitals.session, hospitals.rows("oslo"), "oslo")
-    assert session.fingerprint not in {None, fingerprint}
-    assert (session.shares, list(session.unusable)) == ((), ["boston"])
-    for name in ("lyon", "oslo"):
-        with pytest.raises(RefusedError, match=r"boston\.share was made with other public keys"):
-            hospitals.share(name, str(session.fingerprint))
-        assert losses(hospitals.ledger(name)) == []
-    with pytest.raises(DataError, match="was made with other public keys"):
-        hospitals.combined()
+        second = dpdist.add_session_key(hospitals.session, hospitals.rows("oslo"), "oslo").fingerprint
+    assert second not in {None, fingerprint}
+    hospitals.share("boston", str(second))
+    shutil.rmtree(hospitals.state("oslo") / "sessions")
+    (hospitals.session / "oslo.key.json").unlink()
+    with hospitals.at_site("oslo"), pytest.raises(RefusedError, match="boston made a share with a former key of oslo"):
+        dpdist.add_session_key(hospitals.session, hospitals.rows("oslo"), "oslo")
+
+
+def test_a_key_that_is_bound_to_rows_is_not_checked_with_others(ready: tuple[Hospitals, str]) -> None:
+    hospitals, fingerprint = ready
+    hospitals.share("boston", fingerprint)
+    rows = write_rows(hospitals.folder / "changed", hospitals.values["boston"] + 0.1)
+    with hospitals.at_site("boston"), pytest.raises(RefusedError, match="was used for other rows"):
+        dpdist.add_session_key(hospitals.session, rows, "boston")
 
 
 def test_a_site_that_lost_its_key_after_its_share_draws_no_second_one(ready: tuple[Hospitals, str]) -> None:

@@ -31,7 +31,7 @@ from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.progress import Count, Progress
 from dpdist.core.release import artefact
 from dpdist.core.release.advice import stage_words
-from dpdist.core.release.artefact import open_release
+from dpdist.core.release.artefact import Release, open_release
 from dpdist.core.rows import dataset
 from dpdist.core.rows.chunks import ChunkReader
 from dpdist.core.rows.dataset import RowsTable, incomplete
@@ -288,6 +288,7 @@ def _release(store: Store) -> Facts:
         ("noise", release.noise.law),
         ("sum of", counted(len(release.releases), "release") if release.releases else ""),
         ("sites", "" if release.session is None else release.session.describe()),
+        ("worst case", _worst_case(release)),
         ("window", f"the last {counted(release.window, 'period')}" if release.window else ""),
         ("weights", f"{counted(len(weights), 'period')}, {times}: no second moment" if weights else ""),
         ("made by", f"dpdist {__version__}"),
@@ -295,6 +296,13 @@ def _release(store: Store) -> Facts:
     values = {**release.attributes(), "cautions": list(release.cautions)}
     private = not release.private_as_claimed
     return Facts("release", "a release", str(store), values, lines, private, release.status, (), release)
+
+
+def _worst_case(release: Release) -> str:
+    """Return what the rows of a site lose if all others work against it, for a release of several."""
+    if release.session is None or release.guarantee is None:
+        return ""
+    return f"epsilon {release.session.exposed_epsilon(release.guarantee)} for a site, if all others work against it"
 
 
 class _ScoresHead(Struct):

@@ -29,6 +29,7 @@ def require_possible(
     transaction = _transaction(table, folder, terms, site, KeySet(b"", ()), ledger)
     account = transaction.account()
     account.require_current()
+    transaction.require_own_key()
     record = account.record(transaction.release_id)
     if record is None or record.state is State.ABORTED:
         account.require_room(terms.share.guarantee, transaction.parameters)

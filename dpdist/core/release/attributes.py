@@ -6,20 +6,23 @@ include the rows of a release: a table, or consecutive periods of one, identifie
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Iterable
+from fractions import Fraction
 from typing import Annotated, Any, NotRequired  # noqa: F401
 
 from msgspec import Meta, Struct
 from msgspec.structs import asdict, replace
 
 from dpdist.core.errors import RefusedError
-from dpdist.core.privacy.guarantee import GuaranteeJson, Neighbours, Ratio  # noqa: F401
+from dpdist.core.privacy.accounting import composed_epsilon_micro
+from dpdist.core.privacy.guarantee import MICRO, Guarantee, GuaranteeJson, Neighbours, Ratio  # noqa: F401
 from dpdist.core.rows.bounding import BoundJson
 from dpdist.core.rows.periods import Span
 from dpdist.core.rows.table import Table, UnitAttributes
 from dpdist.core.storage.arrays import Text
-from dpdist.core.text import schema_of
+from dpdist.core.text import rounded_up, schema_of
 
 
 class _Guarantee(GuaranteeJson):
@@ -50,6 +53,12 @@ class SessionFacts(Struct, frozen=True):
             return f"none of the {names} reveals its noise or its key, or uses them against another"
         verb = "reveal their noise or keys" if self.colluding > 1 else "reveals its noise or its key"
         return f"at most {self.colluding} of the {names} {verb}"
+
+    def exposed_epsilon(self, guarantee: Guarantee) -> str:
+        """Return epsilon of a site, rounded up, if all others collude: its share has the noise of one site alone."""
+        honest = Fraction(len(self.sites) - self.colluding)
+        alone = dataclasses.replace(guarantee, mu_squared=(guarantee.mu_squared or Fraction(0)) * honest)
+        return rounded_up(composed_epsilon_micro([alone], guarantee.loss.delta_atto) / MICRO, 3)
 
     def describe(self) -> str:
         """Return who was trusted with what."""

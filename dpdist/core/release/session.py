@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import zip_longest
@@ -182,7 +182,7 @@ class Terms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=
         if table.names != self.columns or (table.schema and table.schema.to_json()) != self.schema:
             raise UsageError(
                 f"{table} has another schema than the session, or other columns: {self._difference(table)}. Ingest "
-                f"with those of the session, which {step('inspect', 'SESSION')} shows. Nothing was spent."
+                f"with those of the session ({parameter('schema', 'SESSION')}). Nothing was spent."
             )
         if unit_of(table.unit) != self.unit:
             own, wanted = ("single rows" if unit is None else str(unit.column) for unit in (table.unit, self.unit))
@@ -205,7 +205,15 @@ class Terms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=
                 return f"column {number} is {own or 'missing'}, and {wanted or 'none'} in the session"
         if table.schema is None or self.schema is None:
             return f"{'it' if table.schema is None else 'the session'} has no schema"
-        return "a range, a spelling of missing values or another detail of a column"
+        mine, theirs = table.schema.to_json(), self.schema
+        for own, wanted in [(mine, theirs), *zip(_columns_of(mine), _columns_of(theirs), strict=False)]:
+            for key in sorted({*own, *wanted} - {"columns"}):
+                if own.get(key) != wanted.get(key):
+                    of = f" of {own['name']}" if "name" in own else ""
+                    return (
+                        f"{key}{of} is {own.get(key, 'not given')}, and {wanted.get(key, 'not given')} in the session"
+                    )
+        return "the columns of the source differ"
 
     def _agreed(self, plan: Plan) -> Plan:
         """Return a plan with the noise of a share, if it is that of the terms."""
@@ -230,6 +238,10 @@ class Terms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=
         moment = self.plan.moment
         assert isinstance(moment, NoiseShare)  # noqa: S101 - as agreed
         return moment
+
+
+def _columns_of(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return list(schema["columns"])
 
 
 def dimensions(columns: Sequence[str], schema: Schema | None, unit: Unit | None, rows: int | None) -> Dimensions:

@@ -198,6 +198,15 @@ class ShareTransaction(MomentTransaction):
                 raise
         return state
 
+    def require_own_key(self) -> None:
+        """Refuse other rows than those that the key of the site is bound to; nothing is changed."""
+        key = stored_key(self.terms, self.site)
+        if key is not None and key.release_id not in {None, self.release_id}:
+            raise RefusedError(
+                f"The key of {self.site} was used for other rows than {self.table}, or is bound to them. For these "
+                "rows, the sites need a new session, which is a new charge."
+            )
+
     def _require_first(self, ledger: Ledger) -> None:
         """Refuse a second share of the key, by the key, the witness, or the file in the folder of the session."""
         key = stored_key(self.terms, self.site)
@@ -273,6 +282,8 @@ class ShareTransaction(MomentTransaction):
                     f"The share of {self.site} was made with other public keys than those in {self.target}, so its "
                     "masks would not cancel. Restore the key files, or make a new session."
                 )
+            if self.target.exists(self.file) and head_of(self.target, self.file) is None:
+                self.target.replace(self.file, share, "share")  # it was damaged
             write_once(self.target, self.file, share, "share")
 
 
@@ -320,8 +331,8 @@ def write_once(folder: Store, name: str, content: bytes, noun: str) -> bool:
         if folder.size(name) == len(content) and folder.get(name, len(content)) == content:
             return False
         raise DataError(
-            f"{folder.address(name)} exists already, and is another {noun}. Move it away, then run the same command "
-            "again."
+            f"{folder.address(name)} exists already, and is another {noun}, or damaged. Move it away, then run the "
+            "same command again."
         )
     folder.replace(name, content, noun)
     return True

@@ -17,18 +17,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpdist.core.errors import DataError, UsageError
 from dpdist.core.paths import AnyPath, is_address, read_plain, text_of
 from dpdist.core.rows.columns import Column
 from dpdist.core.rows.schema_mistakes import OWN, Mistake, Parts, all_of, mistakes, parts_of
 from dpdist.core.storage.arrays import attributes_of
-from dpdist.core.storage.store import store_at
+from dpdist.core.storage.store import Store, store_at
 from dpdist.core.text import listed
 
 if TYPE_CHECKING:
@@ -106,16 +107,26 @@ def read_schema(kind: type[Schema], path: AnyPath) -> Schema:
 
 def _stored(kind: type[Schema], path: AnyPath) -> Schema:
     store = store_at(path)
-    content = (attributes_of(store) or {}).get("schema")
+    content = (attributes_of(store) or _session_at(store)).get("schema")
     if content is None:
         raise DataError(
-            f"{store} contains no schema: name a schema file, or rows, a release or a model that were created with one."
+            f"{store} contains no schema: name a schema file, or rows, a release, a model or a session that were "
+            "created with one."
         )
     try:
         return kind.from_json(content)
     except (UsageError, TypeError, ValueError, AttributeError, KeyError):
         pass
     raise DataError(f"The schema of {store} is damaged. Restore it from a backup.")
+
+
+def _session_at(store: Store) -> dict[str, Any]:
+    """Return the terms of the session of several sites in a folder; empty without one."""
+    try:
+        terms = json.loads(store.get("session.json", _LARGEST))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return terms if isinstance(terms, dict) else {}
 
 
 def _grouped(wrong: Sequence[Mistake], lines: _Lines, columns: Sequence[Column]) -> Iterator[str]:
