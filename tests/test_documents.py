@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import math
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from decimal import Decimal
@@ -72,6 +74,13 @@ def test_links_files_commands_options_and_programs_of_a_page_exist(page: Path) -
         assert asked <= known, f"dpdist {' '.join(words)}"
     for name in re.findall(r"python -m ((?:dpdist|papers|benchmarks)[\w.]*)", text):
         assert importlib.util.find_spec(name.rstrip(".")) is not None, name
+
+
+def test_measured_numbers_on_the_pages_stand_in_the_results_they_link_to(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.numbers", str(tmp_path / "numbers")]
+    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "numbers.md").read_text().count("\n| ") > 150
 
 
 def test_the_readme_is_short_enough_to_be_read() -> None:
