@@ -129,6 +129,25 @@ def test_tables_hold_all_loadings_and_coefficients_to_the_bit(
     assert not (tmp_path / "n.zarr").exists()
 
 
+def test_r_reads_what_this_version_stored_for_later_ones(tmp_path: Path) -> None:
+    need("r-base-core", "Rscript")
+    unpack(SAMPLES, tmp_path)
+    arrays = {
+        "plain": "second_moment", "centred": "row_sum", "patients-release": "lattice", "study": "lattice",
+        "model": "components", "correlation": "scale", "patients-model": "mean",
+    }  # fmt: skip
+    script = f'source("{ROOT / "docs" / "formats" / "read.R"}")\n'
+    for name, array in arrays.items():
+        plain = "row.names = FALSE, col.names = FALSE, quote = FALSE"
+        script += f'write.table(format(read_array("{name}.zarr", "{array}"), digits = 17), "{name}.txt", {plain})\n'
+    script += 'cat(describe("study.zarr")$session$sites[[3]], file = "site")\n'
+    subprocess.run(["Rscript", "-e", script], cwd=tmp_path, check=True, timeout=120, capture_output=True)
+    for name, array in arrays.items():
+        stored = zarr.open_array(tmp_path / f"{name}.zarr" / array, mode="r")
+        assert np.array_equal(np.loadtxt(tmp_path / f"{name}.txt"), np.asarray(stored[...])), name
+    assert (tmp_path / "site").read_text() == "oslo"
+
+
 def test_r_reads_a_release_a_model_and_a_table(place: Path, tmp_path: Path, call: Call) -> None:
     """The lines of the page, as they stand there, on arrays of one chunk and of several."""
     need("r-base-core", "Rscript")

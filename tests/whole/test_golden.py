@@ -9,9 +9,11 @@ release ids and exit codes, ``texts.json`` help pages and refusals;
 from __future__ import annotations
 
 import enum
+import importlib
 import inspect
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -112,6 +114,16 @@ def test_a_stored_session_is_combined_again_and_one_that_waits_goes_on(golden: P
     assert call("session", "share", "waiting", "oslo.zarr", *words).code == 0
     assert call("session", "combine", "waiting", "waiting.zarr").code == 0
     assert open_release("waiting.zarr").rows == 120
+
+
+def test_proofs_that_stored_guarantees_name_stay_where_they_are(golden: Path) -> None:
+    named = set(re.findall(r'"proof": ?"([\w.]+)"', (GOLDEN / "record.json").read_text()))
+    for path in golden.rglob("zarr.json"):
+        named |= set(re.findall(r'"proof": ?"([\w.]+)"', path.read_text()))
+    assert len(named) > 15
+    assert "dpdist.core.mechanisms.noise_share" in named
+    for name in named:
+        assert len(importlib.import_module(name).__doc__ or "") > 500, name  # it has the proof
 
 
 def test_a_stored_job_is_done_and_stored_nights_go_on(golden: Path, call: Call) -> None:
