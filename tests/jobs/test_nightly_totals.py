@@ -20,7 +20,7 @@ from dpdist.answers.model import open_model
 from dpdist.core.errors import DataError, RefusedError, UsageError
 from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.ledger.state import State
-from dpdist.core.moment.total import MomentTask, key_here, moment_task, partition_moment
+from dpdist.core.moment.total import MomentTask, draw_key, moment_task, partition_moment
 from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.release.artefact import open_release
 from dpdist.core.release.bounds import Dimensions
@@ -212,10 +212,10 @@ def test_a_weighted_sum_is_that_of_the_integers_of_each_period(year: tuple[Place
     """Of the same key, in one part and in several, whole and in bands."""
     series = open_series(job_file.read_job(year[0].job))
     bound = RowBound(3, 8.0, grid_bits=12)
-    key = key_here()
+    key = draw_key()
 
     def summed(task: MomentTask) -> np.ndarray:
-        return partition_moment(task.with_key(key.key)).values
+        return partition_moment(task.with_key(key)).values
 
     plain = series.table.span(series.ledger.periods, 0)
     weighted = replace(plain, weights=(24, 32, 64))

@@ -62,11 +62,6 @@ def common_key() -> Secret:
     return Secret(draw_key())
 
 
-def key_here() -> DitherKey:
-    """Return a new key for rows that are summed only in this process."""
-    return DitherKey(draw_key())
-
-
 @dataclass(frozen=True)
 class Partial(Generic[Value]):
     """A sum over some chunks. Private.
