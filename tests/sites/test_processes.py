@@ -18,7 +18,7 @@ from faults.crash_points import points
 from faults.forks import Forks, forking
 from scipy import stats
 from support.ledgers import losses
-from support.sites_scene import LOSS, ROWS, Hospitals
+from support.sites_scene import LOSS, ROWS, Hospitals, request
 from support.tallies import alarms
 
 import dpdist
@@ -31,15 +31,29 @@ from dpdist.core.triangle import Band, packed
 SITES, COLUMNS = 5, 1413  # 999,000 entries
 
 
-def run(site: Path, *arguments: object) -> str:
-    """Run a command at a site: its home is its own."""
+def python(site: Path, code: str, *arguments: object) -> str:
+    """Run a program at a site: its home is its own."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("DPDIST_", "XDG_"))}
     done = subprocess.run(
-        [sys.executable, "-m", "dpdist", *map(str, arguments)], env=environment | {"HOME": str(site)}, check=False,
+        [sys.executable, "-c", code, *map(str, arguments)], env=environment | {"HOME": str(site)}, check=False,
         capture_output=True, text=True, cwd=site,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+BEGIN = """
+import sys, numpy, dpdist
+session, site, columns = sys.argv[1:]
+numpy.save("rows.npy", numpy.eye(20, int(columns)))
+dpdist.ingest_rows("rows.npy", "rows.zarr", budget=dpdist.PrivacyLoss.parse(1, 1e-6))
+print(dpdist.add_session_key(session, "rows.zarr", site).fingerprint)
+"""
+SHARE = """
+import sys, dpdist
+session, site, fingerprint = sys.argv[1:]
+print(dpdist.release_share(session, "rows.zarr", site, fingerprint).fresh)
+"""
 
 
 def entries_of(share: Path) -> npt.NDArray[np.uint64]:
@@ -50,27 +64,15 @@ def entries_of(share: Path) -> npt.NDArray[np.uint64]:
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder where five processes with five homes have made a session of a million entries."""
     folder = tmp_path_factory.mktemp("five")
-    names = [f"site{number}" for number in range(SITES)]
+    sites = {f"site{number}": 20 for number in range(SITES)}
     columns = [f"c{number}" for number in range(COLUMNS)]
-    session, rows = folder / "study", np.eye(20, COLUMNS)
-    for name in names:
-        np.save(folder / f"{name}.npy", rows)
+    dpdist.create_session(folder / "study", sites, request(clip_norm=2.0), columns=columns)
+    for name in sites:
         (folder / name).mkdir()
-        run(
-            folder / name, "ingest", folder / f"{name}.npy", "rows.zarr", "--columns", ",".join(columns),
-            "--budget-epsilon", 1, "--budget-delta", "1e-6",
-        )  # fmt: skip
-    (folder / "columns.txt").write_text(",".join(columns))
-    run(
-        folder, "session", "create", session, "--sites", ",".join(f"{name}=20" for name in names), "--columns",
-        ",".join(columns), "--epsilon", 1, "--delta", "1e-6", "--clip", 2, "--anyway",
-    )  # fmt: skip
-    for name in names:
-        last = run(folder / name, "session", "key", session, "rows.zarr", "--site", name, "--json")
-    fingerprint = json.loads(last)["fingerprint"]
-    for name in names:
-        run(folder / name, "session", "share", session, "rows.zarr", "--site", name, "--fingerprint", fingerprint)
-    run(folder, "session", "combine", session, folder / "release.zarr")
+        fingerprint = python(folder / name, BEGIN, folder / "study", name, COLUMNS).strip()
+    for name in sites:
+        assert python(folder / name, SHARE, folder / "study", name, fingerprint) == "True\n"
+    dpdist.combine_shares(folder / "study", folder / "release.zarr")
     return folder
 
 
@@ -109,13 +111,15 @@ def alarms_uniform(numbers: npt.NDArray[np.float64]) -> bool:
     return bool(stats.chisquare(counts).pvalue < 1e-6)
 
 
-def test_each_home_holds_its_own_charge_and_no_key(study: Path) -> None:
+def test_each_home_holds_its_own_charge_and_no_key(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(SITES):
-        home = study / f"site{number}"
-        (key,) = (home / ".local" / "state" / "dpdist" / "sessions").glob("*.json")
+        state = study / f"site{number}" / ".local" / "state" / "dpdist"
+        (key,) = (state / "sessions").glob("*.json")
         assert json.loads(key.read_text().splitlines()[0])["secret"] is None
-        shown = json.loads(run(home, "ledger", "export", "rows.ledger"))
-        assert [release["state"] for release in shown["releases"]] == ["published"]
+        monkeypatch.setenv("DPDIST_STATE_HOME", str(state))
+        ledger = dpdist.Ledger(study / f"site{number}" / "rows.ledger")
+        ledger.verify()
+        assert [record.state for record in ledger.records] == [State.PUBLISHED]
 
 
 # --- death at any moment ---
