@@ -195,7 +195,17 @@ def regressions(
         design = principal_design(block, len(on), None if isinstance(components, str) else components)
     units = release.bound.input_units if units is None else units
     reference = tuple(release.names[i] for i in dropped)
-    return tuple(_regression(block, design, len(on) + i, units, reference) for i in range(len(targets)))
+    try:
+        return tuple(_regression(block, design, len(on) + i, units, reference) for i in range(len(targets)))
+    except BelowNoiseError:
+        below = set(drowned(release))  # of the release: a column with few pairs makes the noise of the block larger
+        hidden = [release.names[i] for i in on if i in below]
+        if hidden and not below & set(targets):
+            raise BelowNoiseError(
+                f"Less of {listed(hidden)} is seen than the noise of this release, which hides the target beside it. "
+                f"Leave {listed(hidden)} out of {parameter('on')}."
+            ) from None
+        raise
 
 
 def _require_weight(release: Release, targets: Sequence[int], on: Sequence[int]) -> None:

@@ -243,3 +243,28 @@ def test_a_series_whose_chosen_centre_is_zero_goes_on(
     assert said.code == 0, said.err
     (release,) = Path("out").glob("d*.zarr")
     assert dpdist.open_release(release).bound.centre == (0.0, 0.5, 0.5)
+
+
+def test_a_regressor_below_the_noise_is_blamed_and_not_the_target(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    y, few = np.clip(random.normal(50, 20, 4000), 0, 100), random.uniform(40, 60, 4000)
+    few[random.random(4000) < 0.97] = np.nan
+    frame = pd.DataFrame({"y": y, "few": few, "side": random.choice(["left", "right"], 4000)})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    schema = dpdist.Schema(
+        [
+            dpdist.Column("y", "number", range=(0, 100)),
+            dpdist.Column("few", "number", range=(0, 100), missing="pairwise"),
+            dpdist.Column("side", "category", categories=["left", "right"]),
+        ],
+        scale="range",
+        each_row_is_a_person=True,
+    )
+    loss = dpdist.PrivacyLoss.parse(1, 1e-6)
+    dpdist.ingest_rows(tmp_path / "t.csv", tmp_path / "rows.zarr", header="yes", schema=schema, budget=loss)
+    request = dpdist.ReleaseRequest("gaussian", loss, "schema")
+    release = dpdist.release_rows(tmp_path / "rows.zarr", tmp_path / "release.zarr", request).release
+    place = {name: index for index, name in enumerate(release.names)}
+    with pytest.raises(BelowNoiseError, match=r"Less of few is seen than the noise .* Leave few out of on"):
+        regressions(release, [place["y"]], [place["few"]])
+    assert regressions(release, [place["y"]], [place["side=left"]])[0].target == "y"
