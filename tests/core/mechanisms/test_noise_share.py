@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
@@ -132,7 +134,22 @@ def test_the_scales_are_the_least_with_which_the_honest_sites_add_the_noise_of_g
     assert share.guarantee.mu_squared == central.guarantee.mu_squared
     assert (share.guarantee.loss, share.guarantee.arithmetic) == (LOSS, central.guarantee.arithmetic)
     assert share.guarantee.proof == "dpdist.core.mechanisms.noise_share"
-    assert share.noise.variance_off_diagonal == sites * share.sigma_off_diagonal**2
+    assert share.noise.variance_diagonal == pytest.approx(sites * share.sigma_diagonal**2, rel=1e-15)
+    assert share.noise.variance_off_diagonal == pytest.approx(sites * share.sigma_off_diagonal**2, rel=1e-15)
+
+
+@pytest.mark.parametrize(("scale", "honest", "own"), [(8192, 4, 4096), (3363, 2, 2379)])
+def test_a_scale_is_exact_at_a_square_and_right_above_it(scale: int, honest: int, own: int) -> None:
+    central = replace(gaussian(), sigma_diagonal=scale, sigma_off_diagonal=scale)  # 3363² = 2 · 2378² + 1
+    assert noise_share(central, honest, 0).sigma_diagonal == own
+
+
+def test_a_moment_with_more_entries_than_the_proof_covers_is_refused() -> None:
+    most = (math.isqrt(8 * 2**33 + 1) - 1) // 2
+    central = replace(gaussian(), size=most)
+    assert noise_share(central, 2, 0).size == most
+    with pytest.raises(UsageError, match="beyond the proof"):
+        noise_share(replace(central, size=most + 1), 2, 0)
 
 
 def test_more_colluding_sites_mean_more_noise() -> None:
