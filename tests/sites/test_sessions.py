@@ -119,12 +119,12 @@ def test_the_order_of_files_does_not_matter_and_the_sum_is_the_same(ready: tuple
 
 @pytest.mark.parametrize("relation", ["replace-one", "add-remove"])
 def test_a_mean_and_a_private_number_of_rows(hospitals: Hospitals, relation: str) -> None:
-    hospitals.create(asked=request(neighbours=relation, centring="private", rows_at_most=10_000))
+    hospitals.create(asked=request(BUDGET, neighbours=relation, centring="private", rows_at_most=10_000))
     hospitals.all_shares(hospitals.exchange())
     release = hospitals.combined()
     total = sum(ROWS.values())
     assert release.rows == (total if relation == "replace-one" else None)
-    assert release.row_count == pytest.approx(total, abs=0 if relation == "replace-one" else 60)
+    assert release.row_count == pytest.approx(total, abs=0 if relation == "replace-one" else 60)  # 4.9 deviations: 1e-6
     assert release.row_sum is not None
     assert release.rows_at_most == (None if relation == "replace-one" else 10_000)
 
@@ -235,9 +235,9 @@ def test_the_secret_key_is_private_and_destroyed_before_the_share_is_there(
     assert len(secret) == 64
     write_once, at_writing = share_module.write_once, []
 
-    def noting(*arguments: Any) -> bool:
+    def noting(*arguments: Any) -> None:
         at_writing.append(json.loads(file.read_text().splitlines()[0])["secret"])
-        return write_once(*arguments)
+        write_once(*arguments)
 
     monkeypatch.setattr(share_module, "write_once", noting)
     hospitals.share("boston", fingerprint)
