@@ -27,7 +27,7 @@ from dpdist.core.options import Clip, IngestOptions, RequestOptions
 from dpdist.core.privacy.checks import cautions, cautions_message
 from dpdist.core.release.parse import columns_from, request_from
 from dpdist.core.release.plan import Plan
-from dpdist.core.release.share import key_location, stored_key
+from dpdist.core.release.share import key_location, key_name, stored_key
 from dpdist.core.rows.schema import Schema
 from dpdist.core.runtime.cluster import Cluster
 from dpdist.core.storage.store import AnyStore, store_at
@@ -168,7 +168,7 @@ def key_command(session: AnyStore, rows: AnyStore, site: str, ledger: LedgerAddr
     """
     with_key = steps.add_session_key(session, rows, site, ledger=ledger)
     key = stored_key(with_key.terms, site)
-    message = f"{session}: the public key of {site} is in {site}.key.json. "
+    message = f"{session}: the public key of {site} is in {key_name(site)}. "
     if key is None or key.secret is None:
         message += "The secret key was used for a share, and destroyed. "
     else:

@@ -20,13 +20,13 @@ from dpdist.core.release.archive import archived, publish
 from dpdist.core.release.artefact import FORMAT, Heading, open_release
 from dpdist.core.release.attributes import merged
 from dpdist.core.release.session import LEAST_TOTAL, Terms
-from dpdist.core.release.share import ShareHead, checksum_of
+from dpdist.core.release.share import ShareHead, checksum_of, share_name
 from dpdist.core.rows.schema import Schema
 from dpdist.core.storage.arrays import attributes_of
 from dpdist.core.storage.store import AnyStore, Store, store_at
 from dpdist.core.text import listed
 from dpdist.core.triangle import Band
-from dpdist.sites.folder import damaged_share, opened, share_head, share_name, share_start
+from dpdist.sites.folder import damaged_share, opened, share_head, share_start
 
 _BLOCK_BYTES = 8 << 20
 _FAR = 50  # standard deviations that the noise of no entry exceeds

@@ -26,12 +26,12 @@ from dpdist.core.naming import step
 from dpdist.core.noise.masks import KeySet, is_public_key
 from dpdist.core.release.session import FORMAT, Terms
 from dpdist.core.release.share import FORMAT as SHARE_FORMAT
-from dpdist.core.release.share import ShareHead, checksum_of, head_of
+from dpdist.core.release.share import ShareHead, checksum_of, head_of, key_name, share_name
+from dpdist.core.storage.arrays import SESSION_FILE
 from dpdist.core.storage.store import AnyStore, Store, store_at
 from dpdist.core.text import has_control, listed, repeated
 from dpdist.core.triangle import Band
 
-TERMS = "session.json"
 _LARGEST = 64 << 20
 _KEY_FORMAT = "dpdist-session-key/1"
 
@@ -138,10 +138,7 @@ class Session:
             ("session", terms.digest[:32]),
             ("sites", listed(f"{s.name} ({s.rows} rows)" if s.rows else s.name for s in terms.sites)),
             ("guarantee", f"{guarantee.loss} under {terms.neighbours} for the rows of each site, if {terms.condition}"),
-            (
-                "worst case",
-                f"epsilon {terms.facts.exposed_epsilon(guarantee)} for a site, if all others work against it",
-            ),
+            ("worst case", terms.facts.worst_case(guarantee)),
             ("trust", "each site is trusted with its own rows, nobody with a sum without noise"),
             ("files", "whoever carries them can spoil the result, and learns nothing"),
             ("columns", listed(terms.columns)),
@@ -153,11 +150,6 @@ class Session:
             ("shares", "all" if not self.missing_shares else f"missing: {listed(self.missing_shares)}"),
             *(("UNUSABLE", reason) for reason in self.unusable.values()),
         ]
-
-
-def key_name(site: str) -> str:
-    """Return the name of the file with the public key of a site."""
-    return f"{site}.key.json"
 
 
 def key_content(terms: Terms, site: str, public: bytes) -> bytes:
@@ -177,10 +169,10 @@ def _text(content: Struct) -> bytes:
 def opened(path: AnyStore) -> Session:
     """Read and check a session; see :func:`dpdist.open_session`."""
     store = store_at(path)
-    if not store.exists(TERMS):
+    if not store.exists(SESSION_FILE):
         raise DataError(
-            f"There is no session at {store}: no file {TERMS}. If another site created it, copy its folder here; "
-            f"{step('session create')} creates a new one."
+            f"There is no session at {store}: no file {SESSION_FILE}. If another site created it, copy its folder "
+            f"here; {step('session create')} creates a new one."
         )
     terms = _terms(store)
     keys = {name: key for name in terms.names if (key := _key(store, terms, name)) is not None}
@@ -198,11 +190,6 @@ def opened(path: AnyStore) -> Session:
         elif head is not None:
             shares.append(name)
     return replace(session, shares=tuple(shares), unusable=unusable)
-
-
-def share_name(site: str) -> str:
-    """Return the name of the file with the share of a site."""
-    return f"{site}.share"
 
 
 def share_head(store: Store, terms: Terms, site: str) -> ShareHead | None:
@@ -258,16 +245,16 @@ def damaged_share(store: Store, site: str) -> DataError:
 
 
 def _terms(store: Store) -> Terms:
-    damaged = f"{store.address(TERMS)} is not a session, or it is damaged. Get it anew from its creator."
+    damaged = f"{store.address(SESSION_FILE)} is not a session, or it is damaged. Get it anew from its creator."
     try:
-        value = json.loads(store.get(TERMS, _LARGEST))
+        value = json.loads(store.get(SESSION_FILE, _LARGEST))
     except (OSError, ValueError, RecursionError):
         raise DataError(damaged) from None
     written = value.get("format") if isinstance(value, dict) else None
     if isinstance(written, str) and written.startswith("dpdist-session/") and written != FORMAT:
         raise DataError(
-            f"{store.address(TERMS)} has format {written!r}, which this version of dpdist does not know. Use the same "
-            "version at all sites."
+            f"{store.address(SESSION_FILE)} has format {written!r}, which this version of dpdist does not know. Use "
+            "the same version at all sites."
         )
     try:
         terms = msgspec.convert(value, Terms)
@@ -294,6 +281,7 @@ def _key(store: Store, terms: Terms, site: str) -> bytes | None:
         raise DataError(f"{store.address(name)} is not a public key of {site}. Ask {site} for it again.")
     if key.session != terms.digest:
         raise DataError(
-            f"{store.address(name)} is for another session, or its site has other terms. Compare {TERMS} with {site}."
+            f"{store.address(name)} is for another session, or its site has other terms. Compare {SESSION_FILE} "
+            f"with {site}."
         )
     return bytes.fromhex(key.x25519)

@@ -16,21 +16,19 @@ from dpdist.core.privacy.guarantee import Guarantee
 from dpdist.core.release.plan import Plan
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.release.session import Site
-from dpdist.core.release.share import create_key, stored_key, write_once
+from dpdist.core.release.share import create_key, key_name, share_name, stored_key, write_once
 from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.units import unit_from
 from dpdist.core.runtime.cluster import AnyCluster, chosen
+from dpdist.core.storage.arrays import SESSION_FILE
 from dpdist.core.storage.store import AnyStore, store_at
 from dpdist.core.text import listed
 from dpdist.sites.folder import (
-    TERMS,
     Session,
     key_content,
-    key_name,
     opened,
     other_keys,
     share_head,
-    share_name,
     terms_content,
 )
 from dpdist.sites.terms import terms_of
@@ -136,7 +134,7 @@ def create_session(
     if review is not None:
         review(terms.plan)
     with store.staged("session") as staging:
-        staging.put(TERMS, terms_content(terms))
+        staging.put(SESSION_FILE, terms_content(terms))
     return opened(store)
 
 
@@ -230,7 +228,8 @@ def add_session_key(session: AnyStore, rows: AnyStore, site: str, *, ledger: Any
     terms, store = before.terms, before.store
     terms.index(site)
     shares.require_possible(open_rows(rows), store, terms, site, ledger)
-    if stored_key(terms, site) is None and store.exists(share_name(site)):
+    first = stored_key(terms, site) is None
+    if first and store.exists(share_name(site)):
         raise RefusedError(
             f"{store.address(share_name(site))} is there, and the key of {site} is not on this machine: it was drawn "
             "elsewhere, or the state folder was lost. A second key would not fit the shares of the others. If the "
@@ -238,7 +237,7 @@ def add_session_key(session: AnyStore, rows: AnyStore, site: str, *, ledger: Any
             "need a new session."
         )
     makers = [name for name in terms.names if name != site and share_head(store, terms, name) is not None]
-    if stored_key(terms, site) is None and makers:
+    if first and makers:
         raise RefusedError(
             f"{listed(makers)} made a share with a former key of {site}, which is not on this machine: a new key would "
             "not fit. The sites need a new session."

@@ -40,7 +40,7 @@ from dpdist.core.rows.table import Table
 from dpdist.core.rows.unit_rows import starts_in
 from dpdist.core.rows.units import Unit
 from dpdist.core.rows.writing import chunk_key
-from dpdist.core.storage.arrays import Text, attributes_of
+from dpdist.core.storage.arrays import SESSION_FILE, SHARE_ENDING, Text, attributes_of
 from dpdist.core.storage.store import AnyStore, Store, store_at
 from dpdist.core.text import as_json, counted, exactly, rounded_norm
 
@@ -126,9 +126,9 @@ def inspect_path(
             f"{store} has format {described.get('format')!r}, which this version of dpdist does not know. Use the "
             "version that wrote it."
         )
-    if store.exists(stored.TERMS):
+    if store.exists(SESSION_FILE):
         return _elsewhere(stored.SESSION, store)
-    if str(store).endswith(".share"):
+    if str(store).endswith(SHARE_ENDING):
         raise DataError(
             f"{store} is the share of one site in a session, as good as random bits alone. Inspect its folder: "
             f"{step('inspect', str(store).rpartition('/')[0] or '.')}"
@@ -302,7 +302,7 @@ def _worst_case(release: Release) -> str:
     """Return what the rows of a site lose if all others work against it, for a release of several."""
     if release.session is None or release.guarantee is None:
         return ""
-    return f"epsilon {release.session.exposed_epsilon(release.guarantee)} for a site, if all others work against it"
+    return release.session.worst_case(release.guarantee)
 
 
 class _ScoresHead(Struct):

@@ -6,7 +6,7 @@ from importlib import import_module
 from types import ModuleType
 
 MODEL = "dpdist-model/1"
-SESSION, TERMS = "dpdist-session/1", "session.json"
+SESSION = "dpdist-session/1"
 KINDS = {
     MODEL: "dpdist.answers.facts", "dpdist-matrix/1": "dpdist.literature.facts", SESSION: "dpdist.sites.facts",
 }  # fmt: skip

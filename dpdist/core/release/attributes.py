@@ -60,6 +60,10 @@ class SessionFacts(Struct, frozen=True):
         alone = dataclasses.replace(guarantee, mu_squared=(guarantee.mu_squared or Fraction(0)) * honest)
         return rounded_up(composed_epsilon_micro([alone], guarantee.loss.delta_atto) / MICRO, 3)
 
+    def worst_case(self, guarantee: Guarantee) -> str:
+        """Return what the rows of a site lose if all others collude, in words."""
+        return f"epsilon {self.exposed_epsilon(guarantee)} for a site, if all others work against it"
+
     def describe(self) -> str:
         """Return who was trusted with what."""
         return f"{', '.join(self.sites)}: each was trusted with its own rows, and nobody with a sum without noise"

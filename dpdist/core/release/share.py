@@ -51,7 +51,7 @@ from dpdist.core.release.attributes import Coverage
 from dpdist.core.release.request import id_of
 from dpdist.core.release.session import NAME, Terms
 from dpdist.core.release.trusted import Answer, MomentTransaction
-from dpdist.core.storage.arrays import Text
+from dpdist.core.storage.arrays import SHARE_ENDING, Text
 from dpdist.core.storage.store import Store
 from dpdist.core.triangle import Band
 
@@ -73,10 +73,24 @@ class SiteKey(Struct, frozen=True):
     def __repr__(self) -> str:
         return f"SiteKey({self.public!r}, {self.release_id!r})"  # without the secret
 
+    def bound_to_other(self, release_id: str) -> bool:
+        """Return whether the only share that may be made with it is another one."""
+        return self.release_id not in {None, release_id}
+
 
 def _key_file(terms: Terms, site: str) -> StateFile[SiteKey]:
     path = state_home() / "sessions" / f"{terms.digest[:32]}.{terms.index(site)}.json"
     return StateFile(path, "key of the session", _KEY, SiteKey, _LOST)
+
+
+def key_name(site: str) -> str:
+    """Return the name of the file with the public key of a site, in the folder of a session."""
+    return f"{site}.key.json"
+
+
+def share_name(site: str) -> str:
+    """Return the name of the file with the share of a site."""
+    return f"{site}{SHARE_ENDING}"
 
 
 def create_key(terms: Terms, site: str) -> bytes:
@@ -110,9 +124,9 @@ def _bound_key(terms: Terms, site: str, release_id: str) -> SiteKey:
             raise RefusedError(
                 f"The key of {site} for this session is not on this machine, or belongs to another user. Nothing was "
                 f"drawn. Run this where {step('session key')} was run. If the key is lost, and no site has made its "
-                f"share, move {site}.key.json away, and add a new key; all sites compare the fingerprint again."
+                f"share, move {key_name(site)} away, and add a new key; all sites compare the fingerprint again."
             )
-        if key.release_id not in {None, release_id}:
+        if key.bound_to_other(release_id):
             file.write(msgspec.structs.replace(key, secret=None))
             raise _of_other_rows(site)
         if key.secret is None:
@@ -170,7 +184,7 @@ class ShareTransaction(MomentTransaction):
     @property
     def file(self) -> str:
         """The name of the file of the share."""
-        return f"{self.site}.share"
+        return share_name(self.site)
 
     @property
     def place(self) -> str:
@@ -201,7 +215,7 @@ class ShareTransaction(MomentTransaction):
     def require_own_key(self) -> None:
         """Refuse other rows than those that the key of the site is bound to; nothing is changed."""
         key = stored_key(self.terms, self.site)
-        if key is not None and key.release_id not in {None, self.release_id}:
+        if key is not None and key.bound_to_other(self.release_id):
             raise RefusedError(
                 f"The key of {self.site} was used for other rows than {self.table}, or is bound to them. For these "
                 "rows, the sites need a new session, which is a new charge."
@@ -210,7 +224,7 @@ class ShareTransaction(MomentTransaction):
     def _require_first(self, ledger: Ledger) -> None:
         """Refuse a second share of the key, by the key, the witness, or the file in the folder of the session."""
         key = stored_key(self.terms, self.site)
-        if key is not None and key.release_id not in {None, self.release_id}:
+        if key is not None and key.bound_to_other(self.release_id):
             _destroy_key(self.terms, self.site)
             raise _of_other_rows(self.site)
         if self.release_id in ledger.missing():  # the refusal follows when the ledger is charged
@@ -325,14 +339,13 @@ def checksum_of(terms: Terms) -> hmac.HMAC:
     return hmac.new(bytes.fromhex(terms.digest), digestmod="sha256")
 
 
-def write_once(folder: Store, name: str, content: bytes, noun: str) -> bool:
-    """Write a public file durably; return whether it was written now, and refuse one with other content."""
+def write_once(folder: Store, name: str, content: bytes, noun: str) -> None:
+    """Write a public file durably, once; refuse to replace other content."""
     if folder.exists(name):
         if folder.size(name) == len(content) and folder.get(name, len(content)) == content:
-            return False
+            return
         raise DataError(
             f"{folder.address(name)} exists already, and is another {noun}, or damaged. Move it away, then run the "
             "same command again."
         )
     folder.replace(name, content, noun)
-    return True

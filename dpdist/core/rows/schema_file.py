@@ -28,7 +28,7 @@ from dpdist.core.errors import DataError, UsageError
 from dpdist.core.paths import AnyPath, is_address, read_plain, text_of
 from dpdist.core.rows.columns import Column
 from dpdist.core.rows.schema_mistakes import OWN, Mistake, Parts, all_of, mistakes, parts_of
-from dpdist.core.storage.arrays import attributes_of
+from dpdist.core.storage.arrays import SESSION_FILE, attributes_of
 from dpdist.core.storage.store import Store, store_at
 from dpdist.core.text import listed
 
@@ -123,7 +123,7 @@ def _stored(kind: type[Schema], path: AnyPath) -> Schema:
 def _session_at(store: Store) -> dict[str, Any]:
     """Return the terms of the session of several sites in a folder; empty without one."""
     try:
-        terms = json.loads(store.get("session.json", _LARGEST))
+        terms = json.loads(store.get(SESSION_FILE, _LARGEST))
     except (OSError, ValueError, RecursionError):
         return {}
     return terms if isinstance(terms, dict) else {}

@@ -31,6 +31,8 @@ from dpdist.core.text import listed
 Array: TypeAlias = "zarr.Array[Any]"  # text: before 3.1.4 it takes no type at run time
 ROOT = "zarr.json"
 """Key of the metadata of an array or group."""
+SESSION_FILE, SHARE_ENDING = "session.json", ".share"
+"""Of the folder of a session of several sites, which is no Zarr: its terms, and how the names of its shares end."""
 Text = Annotated[str, Meta(pattern=r"^[^\ud800-\udfff]*\Z")]
 """Text from an untrusted folder, without lone surrogates, which JSON can escape but no file can hold."""
 CHECKSUM_BYTES = 4
@@ -64,10 +66,10 @@ def require_format(store: Store, expected: str, otherwise: str) -> dict[str, Any
         raise DataError(otherwise)
     if attributes is None and isinstance(folder := store.address(), Path) and (folder / "ledger.sqlite").exists():
         raise DataError(f"{store} is a ledger, a budget with its charges; {_KINDS[expected][0]} is needed here.")
-    if attributes is None and str(store).endswith(".share"):
+    if attributes is None and str(store).endswith(SHARE_ENDING):
         combining = step("session combine", str(store).rpartition("/")[0] or ".", "RELEASE")
         raise DataError(f"{store} is the share of one site in a session. Add up those of all sites with: {combining}")
-    if attributes is None and store.exists("session.json"):
+    if attributes is None and store.exists(SESSION_FILE):
         raise DataError(
             f"{store} is a session of several sites. Once all shares are there, make its release with: "
             f"{step('session combine', store, 'RELEASE')}"
