@@ -8,7 +8,7 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from copy import deepcopy
@@ -244,7 +244,12 @@ class Cluster:
                     "distributed.worker.memory.spill": False,
                     "distributed.p2p.storage.disk": False,
                 }
-                with _STARTING, dask.config.set(settings), _interrupts_blocked():  # settings are global
+                with (
+                    _STARTING,  # settings and environment are global
+                    _environment_restored(WORKER_ENVIRONMENT),  # nannies set it in this process
+                    dask.config.set(settings),
+                    _interrupts_blocked(),
+                ):
                     local_cluster = LocalCluster(
                         n_workers=self.workers or available_cores(),
                         threads_per_worker=1,
@@ -319,14 +324,23 @@ class _PersistentCluster(Cluster):
 def start_tracker() -> None:
     """Start multiprocessing's resource tracker without its warnings: it cleans up if this process is killed."""
     settings = {"PYTHONWARNINGS": "ignore::UserWarning", "PYTHONSAFEPATH": "1"}
-    before = {name: os.environ[name] for name in settings if name in os.environ}
-    os.environ.update(settings)
-    try:
+    with _environment_restored(settings):
+        os.environ.update(settings)
         resource_tracker.ensure_running()
+
+
+@contextmanager
+def _environment_restored(names: Iterable[str]) -> Iterator[None]:
+    """Give these environment variables of this process the values back that they had before the block."""
+    before = {name: os.environ.get(name) for name in names}
+    try:
+        yield
     finally:
-        for name in settings:
-            del os.environ[name]
-        os.environ.update(before)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 @contextmanager

@@ -401,6 +401,15 @@ def test_worker_processes_of_this_machine_are_closed_to_others_leave_no_file_and
     assert not Path(folder).exists()
 
 
+def test_worker_processes_leave_the_environment_of_this_process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    before = dict(os.environ)
+    with Cluster(workers=1).connected() as executor:
+        assert isinstance(executor, DaskExecutor)
+    assert dict(os.environ) == before
+
+
 def busy(_: int) -> set[str]:
     time.sleep(0.02)
     return {threading.current_thread().name}
