@@ -35,7 +35,7 @@ TESTS = (
     "core/rows/test_bounding.py", "core/rows/test_dataset.py", "core/ledger/test_ledger.py",
     "core/release/test_stored.py", "core/release/test_artefact.py", "core/release/test_trusted_release.py",
     "core/ingest/test_readers.py", "core/ingest/test_bombs.py", "core/pipeline/test_projection.py",
-    "core/noise/test_masks.py", "sites/test_sessions.py", "answers/test_spectrum.py",
+    "core/noise/test_masks.py", "sites/test_sessions.py", "sites/test_session_keys.py", "answers/test_spectrum.py",
     "cli/test_cli_steps.py", "core/runtime/test_sums.py", "cluster/test_user_clusters.py",
 )  # fmt: skip
 SHOWN = (

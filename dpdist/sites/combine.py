@@ -26,7 +26,7 @@ from dpdist.core.storage.arrays import attributes_of
 from dpdist.core.storage.store import AnyStore, Store, store_at
 from dpdist.core.text import listed
 from dpdist.core.triangle import Band
-from dpdist.sites.folder import damaged_share, opened, share_head, share_start
+from dpdist.sites.folder import damaged_share, opened, share_start
 
 _BLOCK_BYTES = 8 << 20
 _FAR = 50  # standard deviations that the noise of no entry exceeds
@@ -85,8 +85,7 @@ def combine_shares(session: AnyStore, release: AnyStore) -> Outcome:
     terms, store = complete.terms, complete.store
     total = np.zeros(Band.whole(terms.plan.bound.width).entries, dtype=np.uint64)
     checksums = [_add_share(store, terms, name, total) for name in terms.names]
-    heads = [head for name in terms.names if (head := share_head(store, terms, name)) is not None]
-    heading = _heading(terms, heads, checksums)
+    heading = _heading(terms, list(complete.shares.values()), checksums)
     fresh = (attributes_of(target) or {}).get("release_id") != heading.release_id
     values = total.view(np.int64)
     _require_moment(terms, values)

@@ -59,8 +59,8 @@ class Session:
         Sites, columns, bound, loss and noise, which are fixed.
     keys : dict of str to bytes
         The public keys that are there, by site.
-    shares : tuple of str
-        The sites whose share is there, sound and made with these keys.
+    shares : dict of str to ShareHead
+        The heads of the shares that are there, sound and made with these keys, by site.
     unusable : dict of str to str
         The sites whose share is there and cannot be used, with the reason.
     missing_keys, missing_shares : list of str
@@ -82,14 +82,14 @@ class Session:
     >>> sites = {"boston": 1200, "lyon": 800, "oslo": 950}
     >>> session = dpdist.create_session(f"{here.name}/study", sites, request, columns=["age", "weight"])
     >>> session.terms.colluding, session.fingerprint, session.shares
-    (1, None, ())
+    (1, None, {})
     >>> here.cleanup()
     """
 
     store: Store
     terms: Terms
     keys: dict[str, bytes]
-    shares: tuple[str, ...]
+    shares: dict[str, ShareHead]
     unusable: dict[str, str]
 
     def __repr__(self) -> str:
@@ -176,23 +176,26 @@ def opened(path: AnyStore) -> Session:
         )
     terms = _terms(store)
     keys = {name: key for name in terms.names if (key := _key(store, terms, name)) is not None}
-    session = Session(store, terms, keys, (), {})
+    session = Session(store, terms, keys, {}, {})
     digest = None if session.missing_keys else session.key_set().digest.hex()
-    shares, unusable = list[str](), dict[str, str]()
+    shares, unusable = dict[str, ShareHead](), dict[str, str]()
     for name in terms.names:
         try:
-            head = share_head(store, terms, name)
+            head = _share_head(store, terms, name)
         except DataError as error:
             unusable[name] = str(error)
             continue
         if head is not None and digest is not None and head.keys != digest:
-            unusable[name] = str(other_keys(store, name))
+            unusable[name] = (
+                f"{store.address(share_name(name))} was made with other public keys than those in the folder, so its "
+                "masks do not cancel. Nothing was spent. Restore those keys, or make a new session."
+            )
         elif head is not None:
-            shares.append(name)
-    return replace(session, shares=tuple(shares), unusable=unusable)
+            shares[name] = head
+    return replace(session, shares=shares, unusable=unusable)
 
 
-def share_head(store: Store, terms: Terms, site: str) -> ShareHead | None:
+def _share_head(store: Store, terms: Terms, site: str) -> ShareHead | None:
     """Return the head of the share of a site, None without one; DataError if it is damaged or of something else."""
     name = share_name(site)
     if not store.exists(name):
@@ -226,14 +229,6 @@ def share_start(store: Store, terms: Terms, site: str) -> int:
     """Return where the entries of a share begin, if it is complete."""
     entries = Band.whole(terms.plan.bound.width).entries
     return (store.size(share_name(site)) or 0) - 8 * entries - checksum_of(terms).digest_size
-
-
-def other_keys(store: Store, site: str) -> RefusedError:
-    """Return the error for a share that was made with other public keys than those in the folder."""
-    return RefusedError(
-        f"{store.address(share_name(site))} was made with other public keys than those in the folder, so its masks do "
-        "not cancel. Nothing was spent. Restore those keys, or make a new session."
-    )
 
 
 def damaged_share(store: Store, site: str) -> DataError:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from dpdist.core.errors import RefusedError, UsageError
+from dpdist.core.errors import DataError, RefusedError, UsageError
 from dpdist.core.ingest.registered import open_rows
 from dpdist.core.ledger.address import AnyLedgerAddress
 from dpdist.core.naming import parameter, step
@@ -27,8 +27,6 @@ from dpdist.sites.folder import (
     Session,
     key_content,
     opened,
-    other_keys,
-    share_head,
     terms_content,
 )
 from dpdist.sites.terms import terms_of
@@ -127,8 +125,6 @@ def create_session(
         )
     unit = unit_from(privacy_unit, max_rows) if meaning is None or meaning.unit is None else meaning.unit
     names = meaning.features if meaning is not None else tuple(columns or ())
-    if len(set(names)) < len(names) or not names:
-        raise UsageError("The names of the columns must be different.", parameter="columns")
     described = [Site(name, rows) for name, rows in by_name.items()]
     terms = terms_of(described, request, names, colluding=colluding, schema=meaning, unit=unit)
     if review is not None:
@@ -236,7 +232,8 @@ def add_session_key(session: AnyStore, rows: AnyStore, site: str, *, ledger: Any
             "share is sound, nothing is missing; if no share was ever made, move that file away; otherwise the sites "
             "need a new session."
         )
-    makers = [name for name in terms.names if name != site and share_head(store, terms, name) is not None]
+    _require_usable(before, site)
+    makers = [name for name in before.shares if name != site]
     if first and makers:
         raise RefusedError(
             f"{listed(makers)} made a share with a former key of {site}, which is not on this machine: a new key would "
@@ -363,16 +360,20 @@ def release_share(
             f"mistyped. Nothing was spent. {step('inspect', complete.store)} shows it here; every site must see the "
             "same. If they differ, fetch the files again from their sites, not from the folder."
         )
-    for other in complete.terms.names:
-        head = None if other == site else share_head(complete.store, complete.terms, other)
-        if head is not None and head.keys != keys.digest.hex():
-            raise other_keys(complete.store, other)
+    _require_usable(complete, site)
     transaction, fresh = shares.release_share(
         open_rows(rows), complete.store, complete.terms, site, keys, ledger=ledger, cluster=chosen(cluster)
     )
     return Share(
         complete.store.address(transaction.file), site, transaction.release_id, complete.terms.share.guarantee, fresh
     )
+
+
+def _require_usable(session: Session, site: str) -> None:
+    """Refuse a session in which the share of another site cannot be used: this site would pay in vain."""
+    for name, reason in session.unusable.items():
+        if name != site:
+            raise DataError(reason)
 
 
 def _plain(fingerprint: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ import numpy.typing as npt
 import pytest
 
 import dpdist
-from dpdist.core.noise.masks import Masks
+from dpdist.core.noise.masks import Masks, new_key, public_key
 from dpdist.core.pipeline import budget
 from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.release.request import ReleaseRequest
@@ -99,6 +100,12 @@ class Hospitals:
                 last = dpdist.add_session_key(self.session, self.rows(name), name)
         assert last.fingerprint is not None
         return last.fingerprint
+
+    def exchange_key(self, name: str) -> str:
+        """Exchange the key of a site, as anybody who controls the folder can; return the fingerprint."""
+        file = self.session / f"{name}.key.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"x25519": public_key(new_key()).hex()}))
+        return str(dpdist.open_session(self.session).fingerprint)
 
     def share(self, name: str, fingerprint: str, **more: Any) -> dpdist.Share:
         with self.at_site(name):
