@@ -140,7 +140,7 @@ class Session:
             ("guarantee", f"{guarantee.loss} under {terms.neighbours} for the rows of each site, if {terms.condition}"),
             ("worst case", terms.facts.worst_case(guarantee)),
             ("trust", "each site is trusted with its own rows, nobody with a sum without noise"),
-            ("files", "whoever carries them can spoil the result, and learns nothing"),
+            ("files", "those who carry them can spoil the result, and learn nothing"),
             ("columns", listed(terms.columns)),
             ("unit", "one row" if terms.unit is None else f"all rows of one {terms.unit.column} at a site"),
             ("clip norm", f"{plan.bound.clip_norm:.6g}"),

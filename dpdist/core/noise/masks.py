@@ -16,7 +16,7 @@ set of shares that lacks one honest share is uniform, as seen by those without i
 
 **Assumptions.** Diffie-Hellman on Curve25519 with a hashed secret, HKDF as a pseudorandom function and ChaCha20 as a
 pseudorandom generator: guarantees before the sum are computational, that of the sum is not. The public keys must be
-those of the sites: whoever carries files could insert keys of his own, which comparing fingerprints detects. If a
+those of the sites: those who carry files could insert their own, which comparing fingerprints detects. If a
 cipher is broken later, each share still has its own noise (:mod:`dpdist.core.mechanisms.noise_share`).
 
 **Once.** Two shares under one mask differ by the change of the rows and fresh noise only. So a secret key belongs to
