@@ -30,8 +30,8 @@ depends on no other person's rows, so the kept rows of all others are the same f
 the rows of a person are exchanged for as many of another in each period, because the number of each period is public.
 
 **The price.** For releases of one period each, only the rounding of c is lost: K periods cost ``sqrt K``. For a tree of
-365 periods the factor is 6.3 for K = 7, and no rule gets below 6.1 (:func:`dpdist.core.release.series.person_factor`).
-Weighted releases use ``c = K``, so that all have the same noise.
+365 periods the factor is 6.3 for K = 7, and no rule gets below 6.1, which is attained
+(:mod:`dpdist.core.release.series`). Weighted releases use ``c = K``, so that all have the same noise.
 
 **Why not the factor of the series.** It bounds the cost of all releases together by the account of a period that is in
 all of them. But accounts do not know the series: releases are chosen, also from earlier answers, and if the first are

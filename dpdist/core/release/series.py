@@ -52,7 +52,10 @@ slowly, like the square root of t. In units of one release with all of the loss,
 2.8, and of 3.1 with W = 64 (:meth:`Toeplitz.variance_factor`).
 
 **A person with a row in each of k periods** changes Y_t by one ``F(t - s)`` per period. F is non-negative and
-non-increasing, so k consecutive periods are the worst case (:meth:`Toeplitz.person_factor`).
+non-increasing, so the first k periods are the worst case. With c_i the contribution of a row of period i to each
+release, ``<c_i, c_j>`` is the sum of ``F(r) F(r + |i - j|)`` over the releases left after both: it falls in max(i, j)
+and in |i - j|. Sorted, the a-th of any periods is at least a, and two of them are no closer than consecutive ones; and
+for matrices D_i in the place of numbers, ``<D_i, D_j> <= |D|²``.
 
 Release t reads the rows of all periods from t - W + 1 on, because no file may contain an exact sum or old noise.
 
@@ -86,7 +89,9 @@ the same indefinitely.
 
 **A person with a row in each of k periods** changes the release of a node by the number of these rows in it, m, and so
 by m times the mu of a node: together by ``mu sqrt(sum of m^2 / L)`` over all nodes. For L = 1 every m is 1, and this is
-``sqrt k``. Otherwise it is close to k, and at most k: :func:`person_factor`.
+``sqrt k``. Otherwise it is close to k, and at most k: on level l, with ``k = q 2^l + r``, the m add up to k and are at
+most 2^l, a sum of squares is convex, and so it is at most ``q 4^l + r^2``, which the first k periods reach on every
+level at once. Pure epsilons add up to k times as much.
 
 Rows are read once for each of their nodes: L times in all, when a node ends.
 """
@@ -168,19 +173,6 @@ class Toeplitz:
     def variance_factor(self, count: int) -> float:
         """Return the variance of a total over that of one Gaussian release with all of the loss."""
         return math.fsum(c**2 for c in self.inverse(count)) * sum(weight**2 for weight in self.weights)
-
-    def person_factor(self, periods: int) -> float:
-        """Return the largest factor by which mu of all releases grows for a person with rows in ``periods`` periods.
-
-        With c_i the contribution of a row of period i to each release, ``<c_i, c_j>`` is the sum of
-        ``F(r) F(r + |i - j|)`` over the releases left after both: it falls in max(i, j) and in |i - j|. Sorted, the
-        a-th of any periods is at least a, and two of them are no closer than consecutive ones. So the first k periods
-        have the largest ``|sum of c_i|``; and for matrices D_i in the place of numbers, ``<D_i, D_j> <= |D|²``.
-        """
-        releases = len(self.weights) if self.horizon is not None else len(self.weights) + periods - 1
-        width = len(self.weights)
-        added = (sum(self.weights[max(0, t - periods + 1) : min(t + 1, width)]) for t in range(releases))
-        return math.sqrt(sum(total**2 for total in added) / sum(weight**2 for weight in self.weights))
 
 
 def square_root(horizon: int) -> Toeplitz:
@@ -297,18 +289,3 @@ def total_of(count: int, levels: int) -> list[Node]:
 def variance_factor(count: int, levels: int) -> Fraction:
     """Return the variance of a total over that of one Gaussian release with all of the loss."""
     return levels * sum((node.weight for node in total_of(count, levels)), Fraction(0))
-
-
-def person_factor(periods: int, levels: int) -> float:
-    """Return the largest factor by which the mu of all releases grows for a person with rows in ``periods`` periods.
-
-    For a pure epsilon the factor is the number of periods. On level l, with ``k = q 2^l + r``, the numbers m of the
-    periods in each node add up to k and are at most 2^l. A sum of squares is convex, so it is largest if as many as
-    possible are full: ``q 4^l + r^2``. The first k periods reach that on every level at once. It is at most ``k^2``, so
-    the factor is at most k.
-    """
-    squares = 0
-    for level in range(levels):
-        full, remainder = divmod(periods, 1 << level)
-        squares += full * 4**level + remainder**2
-    return math.sqrt(squares / levels)

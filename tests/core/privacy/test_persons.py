@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from faults.person_attack import MOST, PLANS, audited
+from support.person_factors import tree_factor
 
 from dpdist.core.privacy.persons import rows_charged
-from dpdist.core.release.series import Toeplitz, Tree, banded, levels_for, person_factor, square_root
+from dpdist.core.release.series import Toeplitz, Tree, banded, levels_for, square_root
 from dpdist.core.rows.units import Unit
 
 NIGHTS = 9
@@ -70,7 +71,7 @@ def test_a_tree_of_a_year_loses_little(most: int, factor: float) -> None:
     levels = levels_for(365)
     squares = sum(rows_charged(most, 1 << level) ** 2 for level in range(levels))
     assert round(math.sqrt(Fraction(squares, levels)), 1) == factor
-    assert person_factor(most, levels) < factor < 1.04 * person_factor(most, levels)
+    assert tree_factor(most, levels) < factor < 1.04 * tree_factor(most, levels)
 
 
 @pytest.mark.parametrize("form", ["tree", "square root"])

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.linalg import toeplitz
+from support.person_factors import toeplitz_factor, tree_factor
 from support.releases import archive_of, of_two_columns
 
 from dpdist.answers.components import components
@@ -39,7 +40,6 @@ from dpdist.core.release.series import (
     banded,
     ended,
     levels_for,
-    person_factor,
     square_root,
     total_of,
     variance_factor,
@@ -157,7 +157,7 @@ def test_the_factor_of_a_person_is_the_worst_there_is(plan: Toeplitz) -> None:
         worst = max(
             (weights[:, list(chosen)].sum(1) ** 2).sum() for chosen in combinations(range(10 if plan.horizon else 9), k)
         )
-        assert plan.person_factor(k) == pytest.approx(math.sqrt(worst / (weights[:, 0] ** 2).sum()))
+        assert toeplitz_factor(plan, k) == pytest.approx(math.sqrt(worst / (weights[:, 0] ** 2).sum()))
 
 
 def releases_of(plan: Toeplitz, moments: npt.NDArray[np.int64], **changes: Any) -> dict[PeriodSum, Release]:
@@ -372,4 +372,4 @@ def test_the_factor_of_a_person_in_a_tree_is_the_worst_there_is(levels: int) -> 
     within = np.array([[node.start <= period < node.stop for period in range(count)] for node in nodes]).astype(int)
     for k in (1, 2, 3, 5):
         worst = max((within[:, chosen].sum(axis=1) ** 2).sum() for chosen in combinations(range(count), k))
-        assert person_factor(k, levels) == pytest.approx(math.sqrt(worst / levels))
+        assert tree_factor(k, levels) == pytest.approx(math.sqrt(worst / levels))
