@@ -88,16 +88,18 @@ def ingest(
         **ingest_options.parameters,
     )  # fmt: skip
     address = budget_location(rows, table, ledger)
-    norm = None if table.schema is None else table.schema.norm
-    longest = None if norm is None else rounded_up(norm)
     value = _table_json(rows, table, fresh, str(address) if ingest_options.budget else None)
     message = _table_message(rows, table, "" if fresh else ", unchanged")
     message += budget_message(table, address)
-    needs_centre = table.schema is not None and table.schema.uncentred
-    if longest is not None and not needs_centre and not table.together:
-        value["norm"] = norm
-        message += f" The schema's ranges limit every row to norm {longest}, so --clip schema clips nothing. "
-        if table.schema is not None and not table.schema.whole().columns:  # by default the others release a mean
+    schema = table.schema
+    if schema is not None and schema.clip_norm is not None and not schema.uncentred and not table.together:
+        value["norm"] = schema.norm
+        clipped = "the numbers of every row" if schema.numbers_norm and schema.whole().columns else "every row"
+        message += (
+            f" The schema's ranges limit {clipped} to norm {rounded_up(schema.clip_norm)}, so --clip schema clips "
+            "nothing. "
+        )
+        if not schema.whole().columns:  # by default the others release a mean
             message += "Add --centre private, which costs nothing, for answers about the mean."
     answer(as_json, value, message.rstrip())
 
