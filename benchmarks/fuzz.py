@@ -37,6 +37,7 @@ def main() -> None:
         scratch = given.keep or Path(name)
         made = scratch / "made"
         made.mkdir(parents=True)
+        os.environ["DPDIST_STATE_HOME"] = str(scratch / "state")  # keys of sessions
         pid = os.fork()  # in a process of its own: what it starts must not be forked along
         if pid == 0:
             make(made)

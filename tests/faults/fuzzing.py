@@ -37,6 +37,7 @@ import zarr
 from pyarrow import feather
 from scipy import sparse
 
+import dpdist
 from dpdist import cli
 from faults import imported
 
@@ -47,7 +48,10 @@ LARGEST = 256 << 20
 """Bytes of the largest file it may write."""
 EXTREMES = (0, 1, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**64 - 1)
 NUMBERS = ("-5", "0", "1000000000000", str(2**62), "1e308", "NaN", '"x"', "null", "[" * 2000 + "]" * 2000, "{}")
-FOLDERS = ("rows.zarr", "rows.ledger", "release.zarr", "model.zarr", "job.toml", "t.csv", "certificates", "centre.npz")
+FOLDERS = (
+    "rows.zarr", "rows.ledger", "release.zarr", "model.zarr", "scores.zarr", "job.toml", "schema.toml", "t.csv",
+    "certificates", "centre.npz", "session",
+)  # fmt: skip
 LABELS = {"Ingesting in this process", "Checking chunks"}
 _DIMENSIONS = ": rows are along "
 LOSS = ("--epsilon", "1", "--delta", "1e-6", "--clip", "8")
@@ -91,6 +95,15 @@ KINDS: dict[str, Kind] = {
         ),
     ),
     "model": Kind("model.zarr", (("inspect", "model.zarr"),)),
+    "scores": Kind("scores.zarr", (("inspect", "scores.zarr"),)),
+    "schema": Kind("schema.toml", (("ingest", "t.csv", "new", "--schema", "schema.toml"),)),
+    "session": Kind(
+        "session",
+        (
+            ("inspect", "session"), ("session", "combine", "session", "new"),
+            ("session", "key", "session", "rows.zarr", "--site", "boston"),
+        ),
+    ),
     "ledger": Kind(
         "rows.ledger",
         (
@@ -167,6 +180,24 @@ def make(folder: Path) -> None:
     _must("-m", "dpdist", "ingest", "t.npy", "rows.zarr", "--budget-epsilon", "3", "--budget-delta", "1e-5")
     _must("-m", "dpdist", "release", "rows.zarr", "release.zarr", *LOSS)
     _must("-m", "dpdist", "pca", "release.zarr", "model.zarr", "--components", "2")
+    _must("-m", "dpdist", "project", "rows.zarr", "model.zarr", "scores.zarr")
+    Path("schema.toml").write_text(
+        'scale = "range"\nmissing_values = ["NA", "-9"]\neach_row_is_a_person = true\n'
+        + "".join(f'[[column]]\nname = "{name}"\nkind = "number"\nrange = [0, 20]\n' for name in GENES[:3])
+        + f'missing = "indicator"\n[[column]]\nname = "{GENES[3]}"\nkind = "category"\n'
+        + f"categories = {[str(float(each)) for each in range(12)]}\n"
+    )
+    request = dpdist.ReleaseRequest("gaussian", dpdist.PrivacyLoss.parse(1, 1e-6), 8.0)
+    dpdist.create_session("session", {"boston": 40, "lyon": 40, "oslo": 40}, request, columns=["c0", "c1", "c2", "c3"])
+    own = {"boston": "rows.zarr", "lyon": "lyon.zarr", "oslo": "oslo.zarr"}
+    for site, path in own.items():
+        if site != "boston":
+            np.save("other.npy", rows[::-1] + (site == "oslo"))
+            _must("-m", "dpdist", "ingest", "other.npy", path, "--budget-epsilon", "3", "--budget-delta", "1e-5")
+        dpdist.add_session_key("session", path, site)
+    fingerprint = dpdist.open_session("session").fingerprint or ""
+    for site, path in own.items():
+        dpdist.release_share("session", path, site, fingerprint)
 
 
 def _must(*words: str) -> None:
