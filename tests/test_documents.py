@@ -77,7 +77,7 @@ def test_links_files_commands_options_and_programs_of_a_page_exist(page: Path) -
 
 
 def test_measured_numbers_on_the_pages_stand_in_the_results_they_link_to(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.numbers", str(tmp_path / "numbers")]
+    command = [sys.executable, "-m", "benchmarks.page_numbers", str(tmp_path / "numbers")]
     done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "numbers.md").read_text().count("\n| ") > 150

@@ -1,6 +1,6 @@
 """Every measured number that README and the pages of the documentation state, with its command and its value today.
 
-    python -m benchmarks.numbers benchmarks/results/numbers
+    python -m benchmarks.page_numbers benchmarks/results/page_numbers
 
 A paragraph, an item or a line of a table that links to a results page of ``benchmarks/`` or ``papers/`` states what was
 measured there. Each of its numbers is looked up in that page and in its JSON, as rounded on the page, also in percent;
@@ -147,8 +147,8 @@ def table_of(numbers: list[Stated]) -> Iterator[str]:
     missing = [stated for stated in numbers if not stated.source]
     yield from ("# Measured numbers on the pages", "")
     yield (
-        f"`python -m benchmarks.numbers`: {len(numbers)} numbers of {len({stated.page for stated in numbers})} pages "
-        f"that link to results; {len(missing)} were not found there."
+        f"`python -m benchmarks.page_numbers`: {len(numbers)} numbers of {len({stated.page for stated in numbers})} "
+        f"pages that link to results; {len(missing)} were not found there."
     )
     yield from ("", "| page | statement | number | today | results | command |", "|---|---|---|---|---|---|")
     for stated in numbers:
