@@ -329,12 +329,10 @@ def complete_ingest(rows: AnyStore, ledger: AnyLedgerAddress | None = None) -> R
 
 def _require_share(ledger: Ledger, path: Store) -> None:
     """Refuse a ledger with no share of a release of several sites; what the others added is in their ledgers."""
-    release, session = open_release(path), None
-    for share in release.releases:
-        record = ledger.record(share)
-        if record is not None and record.digest is not None and session is None:
-            session = record.parameters.get("session")
-    if release.session is None or session != release.session.id:
+    release = open_release(path)
+    records = [record for share in release.releases if (record := ledger.record(share)) is not None]
+    sessions = {record.parameters.get("session") for record in records if record.digest is not None}
+    if release.session is None or release.session.id not in sessions:
         raise RefusedError(
             f"{path} is the sum of shares of {len(release.releases)} sites, and the ledger contains none of them. Name "
             "the ledger of a site that took part. If it is, it was restored from an older copy."
