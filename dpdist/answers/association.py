@@ -22,7 +22,8 @@ the share of a number's variance between categories; r is the correlation. The s
 from those of independence are divided by their expected counts, and the part of the noise is subtracted: with W the
 covariance of its errors d and w the inverse expected counts, ``sum w d² - tr(wW)`` is unbiased, and has the variance
 ``2 tr(wWwW) + 4 d'wWw d``, about a + b q for the exact value q; the interval has the values q that explain the
-estimate. It would drown in the noise of rare categories, so those are merged with the next rarer ones until each has
+estimate, and for eta the noise of the whole variance is part of it (Fieller's interval of a ratio). It would drown in
+the noise of rare categories, so those are merged with the next rarer ones until each has
 ten times the noise of a cell: the strength in that table is measured, as small categories are merged before
 Pearson's test. A variable with one category left says nothing.
 
@@ -107,16 +108,15 @@ def cramers_v(held: Variables, a: Categorical, b: Categorical) -> Strength | Non
     share, fixed, growing = _without_noise(
         onto @ _residual(held, a, b).ravel(), onto @ _pair_noise(held, a, b) @ onto.T, 1 / expected.ravel()
     )
-    scale = held.rows * (smaller - 1)
     merged = (*_merged(a, left), *_merged(b, right))
-    return _rooted("Cramér's V", share / scale, fixed / scale**2, growing / scale, merged)
+    return _rooted("Cramér's V", share, held.rows * (smaller - 1), (fixed, growing, 0.0), merged)
 
 
 def eta(held: Variables, number: Numeric, by: Categorical) -> Strength | None:
     """Return the root of the share of a number's variance between categories; None if one is below the noise."""
     residual, noise, spread = _group_residual(held, number, by)
-    square = held.square(number.place).variance
-    if spread * held.rows <= _CLEAR / 2 * math.sqrt(square):
+    of_spread = _spread(held, number)[2]
+    if spread * held.rows <= _CLEAR / 2 * math.sqrt(of_spread):
         return None
     of_sum = held.by_category(by.name, number.place).variance / spread
     merging = _merging(_counts(held, by), _CLEAR * math.sqrt(held.margin(by.name).variance + of_sum))
@@ -124,21 +124,25 @@ def eta(held: Variables, number: Numeric, by: Categorical) -> Strength | None:
         return None
     onto = merging.T @ by.basis
     share, fixed, growing = _without_noise(onto @ residual, onto @ noise @ onto.T, 1 / (merging.T @ _counts(held, by)))
-    total = held.rows * spread
-    fixed = fixed / total**2 + (share / total) ** 2 * square / total**2
-    return _rooted("eta", share / total, fixed, growing / total, _merged(by, merging))
+    return _rooted("eta", share, held.rows * spread, (fixed, growing, of_spread), _merged(by, merging))
 
 
 def correlation_of(held: Variables, a: Numeric, b: Numeric) -> Strength | None:
     """Return the correlation of two numbers; None if one varies less than the noise."""
-    covariance, spreads, variance = _covariance(held, a, b)
-    noise = [math.sqrt(held.square(v.place).variance) / held.rows for v in (a, b)]
-    if any(spread <= _CLEAR / 2 * each for spread, each in zip(spreads, noise, strict=True)):
+    n, covariance = held.rows, _covariance(held, a, b)[0]
+    (mean_a, spread_a, of_a), (mean_b, spread_b, of_b) = (_spread(held, v) for v in (a, b))
+    if any(n * spread <= _CLEAR / 2 * math.sqrt(each) for spread, each in ((spread_a, of_a), (spread_b, of_b))):
         return None
-    scale = math.sqrt(spreads[0] * spreads[1])
+    scale = math.sqrt(spread_a * spread_b)
     r = covariance / scale
-    parts = (each / spread for each, spread in zip(noise, spreads, strict=True))
-    deviation = math.sqrt(variance / scale**2 + r**2 / 4 * sum(part**2 for part in parts))
+    # the derivatives of n r by the sums, whose noises are independent
+    by_squares = [-r / (2 * spread) for spread in (spread_a, spread_b)]
+    by_totals = [r * mean_a / spread_a - mean_b / scale, r * mean_b / spread_b - mean_a / scale]
+    by_rows = mean_a * mean_b / scale - r / 2 * (mean_a**2 / spread_a + mean_b**2 / spread_b)
+    variance = held.product(a.place, b.place).variance / scale**2 + by_rows**2 * held.precision.rows
+    for v, by_square, by_total in zip((a, b), by_squares, by_totals, strict=True):
+        variance += by_square**2 * held.square(v.place).variance + by_total**2 * held.total(v.place).variance
+    deviation = math.sqrt(variance) / n
     ends = (max(-1.0, r - NORMAL * deviation), min(1.0, r + NORMAL * deviation))
     return Strength("r", max(-1.0, min(1.0, r)), ends)
 
@@ -186,22 +190,28 @@ def _pair_noise(held: Variables, a: Categorical, b: Categorical) -> Matrix:
 def _group_residual(held: Variables, number: Numeric, by: Categorical) -> tuple[Matrix, Matrix, float]:
     """Return D of a number by category, the covariance of its noise, and the variance of the number."""
     n, r, t = held.rows, held.margin(by.name), held.total(number.place)
-    x, mean = held.by_category(by.name, number.place), float(t.values[0]) / n
-    spread = max(float(held.square(number.place).values) / n - mean**2, 0.0)
+    x, (mean, spread, _) = held.by_category(by.name, number.place), _spread(held, number)
     noise = (x.variance + mean**2 * r.variance) * np.eye(by.size - 1)
     noise += (t.variance + held.precision.rows * mean**2) * np.outer(r.values, r.values) / n**2
     return x.values - mean * r.values, noise, spread
 
 
+def _spread(held: Variables, number: Numeric) -> tuple[float, float, float]:
+    """Return the mean of a number, its variance, and the variance of the noise of n times that, to first order."""
+    total, square = held.total(number.place), held.square(number.place)
+    mean = float(total.values[0]) / held.rows
+    noise = square.variance + 4 * mean**2 * total.variance + mean**4 * held.precision.rows
+    return mean, max(float(square.values) / held.rows - mean**2, 0.0), noise
+
+
 def _covariance(held: Variables, a: Numeric, b: Numeric) -> tuple[float, tuple[float, float], float]:
     """Return the covariance of two numbers, their variances, and the variance of its noise."""
     n, totals = held.rows, [held.total(v.place) for v in (a, b)]
-    first, second = (float(total.values[0]) / n for total in totals)
+    (first, spread_a, _), (second, spread_b, _) = (_spread(held, v) for v in (a, b))
     product = held.product(a.place, b.place)
-    spreads = [max(float(held.square(v.place).values) / n - m**2, 0.0) for v, m in ((a, first), (b, second))]
     variance = product.variance + second**2 * totals[0].variance + first**2 * totals[1].variance
     variance = (variance + (first * second) ** 2 * held.precision.rows) / n**2
-    return float(product.values) / n - first * second, (spreads[0], spreads[1]), variance
+    return float(product.values) / n - first * second, (spread_a, spread_b), variance
 
 
 def _merging(counts: Matrix, least: float) -> Matrix:
@@ -238,11 +248,16 @@ def _without_noise(residual: Matrix, noise: Matrix, weights: Matrix) -> tuple[fl
 
 
 def _rooted(
-    measure: str, square: float, fixed: float, growing: float, merged: tuple[tuple[str, tuple[str, ...]], ...]
-) -> Strength:
-    """Return the root of a square with an interval: the squares q for which the noise explains the difference."""
-    z = NORMAL**2
-    middle = square + z * growing / 2
-    reach = math.sqrt(max(middle**2 - square**2 + z * fixed, 0.0))
-    low, value, high = (math.sqrt(min(1.0, max(0.0, each))) for each in (middle - reach, square, middle + reach))
+    measure: str, found: float, whole: float, noise: tuple[float, float, float],
+    merged: tuple[tuple[str, tuple[str, ...]], ...],
+) -> Strength:  # fmt: skip
+    """Return the root of a ratio with an interval: the ratios q for which the noise explains ``found - q whole``.
+
+    Its variance is a + b q whole + c q², with c that of ``whole`` (Fieller's interval).
+    """
+    z, (fixed, growing, of_whole) = NORMAL**2, noise
+    leading = whole**2 - z * of_whole
+    middle = whole * (found + z * growing / 2) / leading
+    reach = math.sqrt(max(middle**2 - (found**2 - z * fixed) / leading, 0.0))
+    low, value, high = (math.sqrt(min(1.0, max(0.0, each))) for each in (middle - reach, found / whole, middle + reach))
     return Strength(measure, value, (low, high), merged)
