@@ -45,7 +45,7 @@ from dpdist.core.paths import text_of
 from dpdist.core.pipeline.arrays import Groups, Paying, release_array
 from dpdist.core.pipeline.release import release_table
 from dpdist.core.privacy import checks
-from dpdist.core.privacy.guarantee import Guarantee, PrivacyLoss, neighbours_of
+from dpdist.core.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, neighbours_of
 from dpdist.core.progress import LOGGER
 from dpdist.core.release import archive
 from dpdist.core.release.advice import blindly_scaled_message
@@ -398,6 +398,11 @@ def require_private(release: Release) -> None:
             f"{release.release_id} is not private as claimed, so estimators refuse it. Use {step('pca')} for its "
             "components."
         )
+
+
+def says_rows(neighbours: Neighbours) -> bool:
+    """Whether a message may say how many rows there are: no release in this process was under another relation."""
+    return neighbours is Neighbours.REPLACE_ONE and REGISTER.all_under(neighbours)
 
 
 def guarantee_of(release: Release) -> Guarantee:

@@ -12,13 +12,12 @@ import numpy as np
 from dpdist.core.errors import DataError, UsageError
 from dpdist.core.frames import as_frame, is_a, is_labelled, names_beside, require_table
 from dpdist.core.ingest.readers.base import counts_rows
-from dpdist.core.ledger.register import REGISTER
 from dpdist.core.naming import ESTIMATORS, naming, parameter
 from dpdist.core.paths import text_of
 from dpdist.core.pipeline.reading import drafted
 from dpdist.core.pipeline.said import Reading
 from dpdist.core.pipeline.table import rows_of_file
-from dpdist.core.privacy.guarantee import Neighbours, Number, PrivacyLoss, neighbours_of
+from dpdist.core.privacy.guarantee import Number, PrivacyLoss, neighbours_of
 from dpdist.core.rows.automatic import (
     TextColumns,
     require_owner,
@@ -32,7 +31,7 @@ from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.units import Owner, spelled
 from dpdist.core.runtime.cluster import computed, computing_on
 from dpdist.core.text import counted, listed
-from dpdist.estimators.fit import DESCRIBED, request_of
+from dpdist.estimators.fit import DESCRIBED, request_of, says_rows
 from dpdist.estimators.groups import column_of, groups_of, in_one_order
 from dpdist.estimators.inputs import rows_of
 from dpdist.estimators.pca import PrivatePCA
@@ -144,9 +143,7 @@ def private_pca(
         data = _in_memory(data, _without_unit(described), owner if groups is None else Owner(each_row=True))
         found = rows_of(estimator, data, fitting=True)
         size = counted(found.columns, "column") + _without(table, found.column_names, described)
-        relation = neighbours_of(estimator.neighbours)
-        public = relation is Neighbours.REPLACE_ONE and REGISTER.all_under(relation)
-        if found.known_rows is not None and public:
+        if found.known_rows is not None and says_rows(neighbours_of(estimator.neighbours)):
             size = f"{counted(found.known_rows, 'row')} of {size}"  # else the number of rows is private
         weakened = estimator.missing == "centre" and (
             described is None or len(described.centring) > len(described.pairwise)

@@ -361,7 +361,7 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
         return facts
 
     def _joined(self, targets: Targets, rows: Rows) -> Rows:
-        row_count = rows.known_rows if self.neighbours == Neighbours.REPLACE_ONE.value else None
+        row_count = rows.known_rows if fits.says_rows(Neighbours(self.neighbours)) else None
         if row_count is not None and row_count < rows.columns:  # refuse before the release is charged
             raise RowsError(
                 f"X has {counted(row_count, 'sample')} and {counted(rows.columns, 'column')}: fewer rows than columns. "

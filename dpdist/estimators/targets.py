@@ -57,12 +57,9 @@ class Targets:
 
 
 def require_same_rows(rows: Any, targets: Any) -> None:
-    """Refuse targets of another number of rows, in the words that scikit-learn expects."""
+    """Refuse targets of another number of rows, which may be private, in the words that scikit-learn expects."""
     if rows.shape[0] != len(targets):
-        raise RowsError(
-            f"Found input variables with inconsistent numbers of samples: {[rows.shape[0], len(targets)]}. Pass one "
-            "target for each row."
-        )
+        raise RowsError("Found input variables with inconsistent numbers of samples. Pass one target for each row.")
 
 
 def require_same_labels(rows: Any, targets: Any, name: str = "y") -> None:

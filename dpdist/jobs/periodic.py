@@ -72,6 +72,7 @@ class PeriodicOutcome:
 def run(job: Job, *, say: Callable[[str], None]) -> PeriodicOutcome:
     """Ingest and release the new periods of a job, and write the total."""
     series = open_series(job)
+    series.ledger.require_relation(job.request.neighbours)  # a private n is printed nowhere
     problems: list[DpdistError] = []
     sources, strays = waiting(local(str(job.source)), list(series.ledger.periods))
     for folder in filter(None, (series.releases, series.releases / "total", series.models)):

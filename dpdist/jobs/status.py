@@ -154,6 +154,14 @@ class _NextRun:
         self.job, self.ledger = job, ledger
         self.closed = list(ledger.periods) if ledger else []
 
+    def require_chargeable(self) -> None:
+        """Refuse a ledger that could be charged for nothing, before any message says how many rows there are."""
+        if self.ledger is None:
+            return
+        if self.record is None or not self.record.given_out:  # otherwise the witness is not needed
+            self.ledger.require_current()
+        self.ledger.require_relation(self.job.request.neighbours)
+
     @cached_property
     def periods(self) -> list[str]:
         """All periods closed after the run."""
@@ -322,8 +330,7 @@ def preview(job: Job) -> Preview:
     _require_paths(job)
     ledger = ledger_of(job.rows, job.ledger, job.budget)
     run = _NextRun(job, ledger)
-    if ledger is not None and (run.record is None or not run.record.given_out):  # otherwise the witness is not needed
-        ledger.require_current()
+    run.require_chargeable()
     budget = job.budget if ledger is None else ledger.budget
     nodes = run.releases()
     plan = [*run.scale(), *nodes]

@@ -212,6 +212,30 @@ def test_a_file_without_rows_is_a_night_like_any_other(place: Place) -> None:
     assert place.run().released == ()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("\ndelta = 1e-6", "\ndelta = 1e-3"), ("\nepsilon = 1", "\nepsilon = 0.002"),
+        ("clip = 8.0", 'clip = "auto"\nscale = "private"'), ("clip = 8.0", "clip = 7.0"),
+    ],
+)  # fmt: skip
+def test_a_job_under_the_other_relation_does_not_say_how_many_private_rows_there_are(
+    place: Place, change: tuple[str, str]
+) -> None:
+    """Not by a preview, a run or a refusal that comes before that of the relation."""
+    place.job.write_text(JOB + 'neighbours = "add-remove"\n')
+    place.arrive("d1", count=4321)
+    place.run()
+    place.arrive("d2")
+    other = (JOB + 'neighbours = "replace-one"\n').replace("published", "elsewhere").replace(*change)
+    assert change[1] in other
+    with pytest.raises(RefusedError, match="is for the neighbouring relation add-remove") as caught:
+        place.run(other)
+    assert "4321" not in str(caught.value)
+    with pytest.raises(RefusedError, match="is for the neighbouring relation add-remove"):
+        place.preview()
+
+
 def altered_chunk(rows: Path) -> None:
     """Change a row and its checksum: only the seal detects it."""
     array = zarr.open_array(rows, mode="r+")

@@ -204,7 +204,7 @@ def cut_alike(columns: Any, rows: Any) -> Any:
     row_chunks = rows.chunks[0]
     sizes_known = not any(math.isnan(size) for size in (*row_chunks, columns.shape[0]))
     if sizes_known and sum(row_chunks) != columns.shape[0]:
-        raise DataError(f"y has {columns.shape[0]} rows, and X has {sum(row_chunks)}.")
+        raise DataError("X and y have different numbers of rows. Pass one target for each row.")
     if not dask.is_dask_collection(columns):
         if not sizes_known:
             raise DataError("The blocks of X have unknown lengths, so y must be a Dask array with the same blocks.")
