@@ -299,6 +299,6 @@ def test_a_number_of_rows_that_was_private_is_in_no_refusal() -> None:
         pca(delta=0.1).fit(table())
     assert str(len(table())) not in str(refused.value)
     narrow = table()[:2]  # fewer rows than columns, which a regression refuses before anything is charged
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises(UsageError) as narrow_refused:
         PrivateRidge(1, epsilon=1, delta=1e-6, clip=12).fit(narrow, narrow[:, 0])
-    assert "X has" not in str(refused.value)
+    assert "X has" not in str(narrow_refused.value)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -135,7 +139,7 @@ def test_one_call_takes_the_column_of_a_person() -> None:
 @pytest.mark.parametrize(
     ("groups", "words"),
     [
-        ([1, 2], "has 2 entries"), ([None] * 5, "lacks the unit of row 0"), (["a", "", "b", "c", "d"], "row 1"),
+        ([1, 2], "have different lengths"), ([None] * 5, "lacks the unit of row 0"), (["a", "", "b", "c", "d"], "row 1"),
         ([1.5] * 5, "rounding could merge"), ([[1]] * 5, "not 2 dimensions"), ("id", "no column 'id'"),
         ([np.nan, 1, 2, 3, 4], "lacks the unit of row 0"),
     ],
@@ -322,3 +326,22 @@ def test_a_unit_that_is_missing_by_the_schema_or_of_several_columns_is_refused()
         dpdist.private_pca(frame, **ASK, schema=dpdist.Schema([unit, site, *numbers]))
     with pytest.raises(UsageError, match=r"declares a privacy unit\. Leave each_row_is_a_person out"):
         dpdist.private_pca(frame, **ASK, schema=schema, each_row_is_a_person=True)
+
+
+KILLED = """
+import os, signal, sys
+import numpy as np
+import dpdist
+from dpdist.core.pipeline import arrays
+arrays.compute = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+rows = np.random.default_rng(0).normal(size=(20_000, 5))
+dpdist.PrivateCovariance(epsilon=9, delta=1e-6, clip=10, scale="private").fit(rows, groups=np.arange(20_000) // 7)
+"""
+
+
+def test_a_killed_fit_leaves_no_rows_on_a_disk(tmp_path: Path) -> None:
+    """It dies after the rows of each unit were stored together, and before they are summed."""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    died = subprocess.run([sys.executable, "-c", KILLED], env=environment, check=False, capture_output=True)
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,7 +1,7 @@
 """From rows in memory to a private release, on the road of every other release.
 
-Rows of privacy units are first sorted into a private temporary folder, as by an ingest
-(:mod:`dpdist.core.ingest.together`), because a unit must not be divided.
+Rows of privacy units are first sorted, as by an ingest (:mod:`dpdist.core.ingest.together`), because a unit must not be
+divided: into temporary files without a name, which end with the process.
 
 The rows are a table (:mod:`dpdist.core.moment.arrays`), and its ledger is in memory (:mod:`dpdist.core.ledger.memory`);
 the register of this process decides what its rows afford (:mod:`dpdist.core.ledger.register`). The same release of the
@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from hashlib import blake2b
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -67,6 +66,7 @@ from dpdist.core.rows.writing import RowsWriter
 from dpdist.core.runtime.checks import forbid_core_dumps
 from dpdist.core.runtime.cluster import Cluster, computed
 from dpdist.core.runtime.local import Executor, LocalExecutor
+from dpdist.core.storage.nameless import NamelessStore
 from dpdist.core.storage.store import FolderStore, Store
 
 MISSING_CURE = (
@@ -120,9 +120,7 @@ class ArrayRows:
     def require_groups(self, rows: int) -> None:
         """Refuse another number of privacy units than of rows."""
         if self.groups is not None and self.groups.values.size != rows:
-            raise DataError(
-                f"groups has {self.groups.values.size} entries, and X has another number of rows: pass one each."
-            )
+            raise DataError("groups and X have different lengths: pass a privacy unit for each row.")
 
     def survey(self, bound: RowBound, key: bytes) -> Survey:
         """Read all rows once."""
@@ -258,14 +256,14 @@ def _variant(rows: ArrayRows, order: tuple[int, int], key: bytes) -> str | None:
 
 @contextmanager
 def _together(rows: ArrayRows, table: Any) -> Iterator[Any]:
-    """Store the rows of privacy units together in a private folder, for the time of their release."""
+    """Store the rows of privacy units together, for the time of their release, in files that have no name."""
     if rows.groups is None:
         yield table
         return
     shape = shape_of(table.rows, table.columns, table.dtype)
-    with TemporaryDirectory(prefix="dpdist-") as folder, ExitStack() as stack:
-        store, start = FolderStore(Path(folder)), 0
-        gathered = Gathered([rows.groups.values], shape, draw_key() + draw_key(), Path(folder), stack)
+    store, start = NamelessStore(), 0
+    with store.file, ExitStack() as stack:
+        gathered = Gathered([rows.groups.values], shape, draw_key() + draw_key(), store.path, stack)
         for batch in _batches(rows, table):
             gathered.append(batch, start)
             start += len(batch)
