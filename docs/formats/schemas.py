@@ -1,4 +1,4 @@
-"""Write the JSON schemas of releases and models: they are made of the types by which these are read."""
+"""Write the JSON schemas of the formats that others read: they are made of the types by which these are read."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 from dpdist.answers import model
 from dpdist.core.release import artefact, attributes, session, share
 from dpdist.core.text import schema_of
+from dpdist.literature import matrix
+from dpdist.sites import folder
 
 HERE = Path(__file__).parent
 
@@ -18,7 +20,9 @@ def schemas() -> dict[str, dict[str, Any]]:
     return {
         "release.schema.json": attributes.schema(artefact.FORMAT),
         "model.schema.json": model.schema(),
+        "matrix.schema.json": schema_of(matrix.Attributes, "Attributes of a released matrix of dpdist", matrix.FORMAT),
         "session.schema.json": schema_of(session.Terms, "session.json of a dpdist session", session.FORMAT),
+        "key.schema.json": schema_of(folder.PublicKey, "NAME.key.json of a dpdist session", folder.KEY_FORMAT),
         "share.schema.json": schema_of(share.ShareHead, "The first line of a dpdist share", share.FORMAT),
     }
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 import zarr
+from msgspec import Meta, Struct
 from zarr.core.buffer import Buffer
 from zarr.storage import MemoryStore
 
@@ -24,11 +25,12 @@ from dpdist.answers.correlation import Correlation
 from dpdist.core.errors import DataError, ResumableError, UsageError, quiet
 from dpdist.core.html import short, table
 from dpdist.core.naming import step
+from dpdist.core.privacy.guarantee import GuaranteeJson
 from dpdist.core.release.artefact import Release
 from dpdist.core.rows.schema import Schema
 from dpdist.core.storage.arrays import Text, digest_of_objects, put_array, read_arrays, require_format
 from dpdist.core.storage.store import AnyStore, store_at
-from dpdist.core.text import schema_of
+from dpdist.core.text import has_control, repeated, schema_of, visible
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,10 +75,14 @@ class Model:
         return table("Model", {"release": self.release_id}) + self.components._repr_html_()
 
 
-class _Attributes(msgspec.Struct, frozen=True):
+class _Attributes(Struct, frozen=True):
     """The stored attributes of a model that are read back."""
 
     release_id: Text
+    mechanism: Text
+    status: Literal["private", "not private as claimed"]
+    guarantee: GuaranteeJson | None
+    k: Annotated[int, Meta(ge=1)]
     columns: tuple[Text, ...]
     eigenvalues: bool
     eigenvalues_per_row: bool
@@ -179,6 +185,15 @@ def open_model(path: AnyStore) -> Model:
         shapes = components.mean.shape == components.scale.shape == (len(attributes.columns),) == (d,)
         values = components.eigenvalues is None or components.eigenvalues.shape == (k,)
         sound = shapes and values and np.allclose(components.components @ components.components.T, np.eye(k))
+        sound = (
+            sound and k == attributes.k and bool(np.isfinite(components.mean).all() and (components.scale > 0).all())
+        )
+        if components.eigenvalues is not None:
+            falling = np.diff(components.eigenvalues) <= 0
+            sound = sound and bool(np.isfinite(components.eigenvalues).all() and falling.all())
+        sound = (
+            sound and not repeated(map(visible, attributes.columns)) and not any(map(has_control, attributes.columns))
+        )
         schema = None if attributes.schema is None else Schema.from_json(attributes.schema)
         model = Model(
             attributes.release_id, attributes.columns, components, schema, attributes.correlation, attributes.feasible

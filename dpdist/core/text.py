@@ -177,9 +177,10 @@ def schema_of(kind: type, title: str, version: str) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Drop the patterns against lone surrogates, which JSON documents cannot contain."""
+    """Drop the patterns against lone surrogates, which JSON documents cannot contain, and end others as JSON schema."""
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items() if not (key == "pattern" and isinstance(item, str))}
+        kept = {key: item for key, item in value.items() if key != "pattern" or "ud800" not in str(item)}
+        return {key: item.replace(r"\Z", "$") if key == "pattern" else _plain(item) for key, item in kept.items()}
     return value

@@ -37,7 +37,7 @@ from dpdist.core.rows.dataset import FORMAT
 from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.units import spelled
 from dpdist.core.storage.store import Store, store_at
-from dpdist.core.text import listed
+from dpdist.core.text import has_control, listed, repeated, visible
 from dpdist.estimators.checked import RowsError, checked, kind_of, not_numbers, two_dimensions
 from dpdist.formats.labelled import laid_out, layout_of, require_layout
 
@@ -290,9 +290,15 @@ def _require_names(names: Sequence[Any]) -> None:
     """Refuse a table without columns, with columns of the same name, or with names of several types."""
     if not names:
         raise RowsError("X has no columns.")
-    if repeated := sorted({str(name) for name in names if names.count(name) > 1}):
+    text = [str(name) for name in names]
+    if any(map(has_control, text)):
         raise RowsError(
-            f"X has several columns of the name {listed(map(repr, repeated))}. Rename them: X.columns = "
+            "The name of a column of X holds a control or invisible character. Names are published and shown on "
+            "terminals: rename the column."
+        )
+    if twice := repeated(map(visible, text)):
+        raise RowsError(
+            f"X has several columns of the name {listed(map(repr, twice))}. Rename them: X.columns = "
             "[f'{name}.{place}' for place, name in enumerate(X.columns)]."
         )
     if len({isinstance(name, str) for name in names}) > 1:

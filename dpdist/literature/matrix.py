@@ -23,16 +23,16 @@ two, and an entry below ``2^62 u`` is an integer of 63 bits.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import zarr
+from msgspec import Meta, Struct, convert
 from zarr.storage import MemoryStore
 
 from dpdist.core._version import __version__
@@ -46,11 +46,11 @@ from dpdist.core.mechanisms.registry import calibrated
 from dpdist.core.mechanisms.sensitivity import NORMS, DeclaredQuery, ceil_sqrt, implied_squares
 from dpdist.core.moment.operator import MomentMatrix
 from dpdist.core.naming import parameter
-from dpdist.core.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
+from dpdist.core.privacy.guarantee import Guarantee, GuaranteeJson, Neighbours, PrivacyLoss
 from dpdist.core.release import archive
 from dpdist.core.release.request import exact_fraction
 from dpdist.core.release.trusted import noisy_answer, require_remembered
-from dpdist.core.storage.arrays import complete_arrays, put_array, require_format
+from dpdist.core.storage.arrays import Text, complete_arrays, put_array, require_format
 from dpdist.core.storage.store import AnyStore, store_at
 from dpdist.core.text import exactly
 from dpdist.core.triangle import Triangle, packed, unpacked
@@ -168,7 +168,7 @@ class MatrixRelease:
         """Return the public metadata as JSON values."""
         return {
             "format": FORMAT,
-            "dpdist_version": __version__,
+            "library": f"dpdist {__version__}",
             "release_id": self.release_id,
             "mechanism": self.mechanism,
             "guarantee": self.guarantee.to_json(),
@@ -178,6 +178,21 @@ class MatrixRelease:
             "ledger_head": self.ledger_head,
             **({} if self.condition is None else {"condition": self.condition}),
         }
+
+
+class Attributes(Struct, frozen=True):
+    """The stored attributes of a matrix, which may come from anyone."""
+
+    release_id: Text
+    mechanism: Text
+    guarantee: GuaranteeJson
+    # a fraction by norm; not the text of any number, such as 1e999999999
+    declared_sensitivity: dict[str, Annotated[str, Meta(pattern=r"^[0-9]{1,99}(/[0-9]{1,99})?\Z")]]
+    noise: dict[str, Any]
+    unit_exponent: int
+    ledger_head: Text
+    condition: Text | None = None
+    library: Text = ""  # that wrote it
 
 
 def open_matrix(path: AnyStore) -> MatrixRelease:
@@ -217,21 +232,21 @@ def open_matrix(path: AnyStore) -> MatrixRelease:
     >>> here.cleanup()
     """
     store = store_at(path)
-    attributes = require_format(store, FORMAT, f"{store} is not a released matrix: it does not exist.")
+    info = require_format(store, FORMAT, f"{store} is not a released matrix: it does not exist.")
     try:
-        arrays = complete_arrays(store, {"lattice", "matrix"})
-        lattice, guarantee = np.asarray(arrays["lattice"][...]), Guarantee.from_json(attributes["guarantee"])
+        arrays, stored = complete_arrays(store, {"lattice", "matrix"}), convert(info, Attributes)
+        lattice, guarantee = np.asarray(arrays["lattice"][...]), Guarantee.from_json(stored.guarantee)
         release = MatrixRelease(
-            str(attributes["release_id"]), str(attributes["mechanism"]), guarantee,
-            tuple((norm, _stored(value)) for norm, value in attributes["declared_sensitivity"].items()),
-            Noise.from_json(attributes["noise"]), int(attributes["unit_exponent"]), str(attributes["ledger_head"]),
-            lattice, attributes.get("condition"),
+            stored.release_id, stored.mechanism, guarantee,
+            tuple((norm, Fraction(value)) for norm, value in stored.declared_sensitivity.items()),
+            Noise.from_json(stored.noise), stored.unit_exponent, stored.ledger_head, lattice, stored.condition,
         )  # fmt: skip
         asked = MatrixRequest.of(guarantee.loss, dict(release.declared), len(lattice), guarantee.neighbours)
         sound = (
             lattice.dtype == np.int64
             and {norm for norm, _ in release.declared} <= set(NORMS)
             and (asked.mechanism, asked.exponent) == (release.mechanism, release.exponent)
+            and (asked.calibrated.guarantee, asked.calibrated.noise.to_json()) == (guarantee, release.noise.to_json())
             and np.array_equal(np.asarray(arrays["matrix"][...]), release.matrix)
         )
     except ResumableError:  # the store did not answer
@@ -241,13 +256,6 @@ def open_matrix(path: AnyStore) -> MatrixRelease:
     if not sound:
         raise DataError(f"{store} is a damaged release. Move it away, and repeat its command, which is free.")
     return release
-
-
-def _stored(value: str) -> Fraction:
-    """Return a stored fraction; ValueError for the text of another number, such as 1e999999999."""
-    if not re.fullmatch(r"[0-9]{1,99}(/[0-9]{1,99})?", value):
-        raise ValueError("a stored sensitivity is a fraction")
-    return Fraction(value)
 
 
 def require_recorded(ledger: Ledger, target: AnyStore) -> MatrixRelease:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from fractions import Fraction
 
 from scipy.special import ndtr
 
-from dpdist.core.privacy.guarantee import Guarantee, Neighbours
+from dpdist.core.privacy.accounting import gaussian_delta
+from dpdist.core.privacy.guarantee import MICRO, Guarantee, Neighbours
 from dpdist.core.release.artefact import Release
 
 _LAW = "rounded-gaussian-orthogonal"
@@ -32,7 +34,7 @@ def lines(release: Release) -> Iterator[str]:
     else:
         yield f"mu = {mu:.6g}."
     epsilon = loss.epsilon
-    delta = float(ndtr(-epsilon / mu + mu / 2)) - math.exp(epsilon) * float(ndtr(-epsilon / mu - mu / 2))
+    delta = gaussian_delta(Fraction(loss.epsilon_micro, MICRO), guarantee.mu_squared)
     yield f"δ(ε) = Φ(-ε/mu + mu/2) - exp(ε) Φ(-ε/mu - mu/2) = {delta:.4e} at ε = {epsilon:g}; declared: {loss.delta:g}."
     yield f"At most a share Φ(mu/2) = {float(ndtr(mu / 2)):.4f} of guesses between two neighbouring tables is right."
     yield (

@@ -24,7 +24,7 @@ from dpdist.core.release.share import ShareHead, checksum_of, share_name
 from dpdist.core.rows.schema import Schema
 from dpdist.core.storage.arrays import attributes_of
 from dpdist.core.storage.store import AnyStore, Store, store_at
-from dpdist.core.text import listed
+from dpdist.core.text import listed, repeated
 from dpdist.core.triangle import Band
 from dpdist.sites.folder import damaged_share, opened, share_start
 
@@ -97,6 +97,10 @@ def _heading(terms: Terms, heads: list[ShareHead], checksums: list[bytes]) -> He
     """Return the public header of the sum; what a site states is repeated as its own words."""
     plan, share = terms.plan, terms.share
     ids = tuple(sorted(head.release_id for head in heads))
+    if twice := repeated(ids):
+        raise DataError(
+            f"Two shares have the same id, {listed(twice)}: one was altered. Fetch both again from their sites."
+        )
     stated = [
         f"""{head.site} states: '{head.condition.replace("'", '"')}'"""
         for head in heads if head.condition is not None

@@ -24,6 +24,7 @@ from dpdist.core.errors import DataError, DpdistError, RefusedError
 from dpdist.core.html import table
 from dpdist.core.naming import step
 from dpdist.core.noise.masks import KeySet, is_public_key
+from dpdist.core.release.attributes import Coverage
 from dpdist.core.release.session import FORMAT, Terms
 from dpdist.core.release.share import FORMAT as SHARE_FORMAT
 from dpdist.core.release.share import ShareHead, checksum_of, head_of, key_name, share_name
@@ -33,7 +34,7 @@ from dpdist.core.text import has_control, listed, repeated
 from dpdist.core.triangle import Band
 
 _LARGEST = 64 << 20
-_KEY_FORMAT = "dpdist-session-key/1"
+KEY_FORMAT = "dpdist-session-key/1"
 
 
 class PublicKey(Struct, frozen=True, forbid_unknown_fields=True):
@@ -154,16 +155,8 @@ class Session:
 
 def key_content(terms: Terms, site: str, public: bytes) -> bytes:
     """Return the content of that file."""
-    return _text(PublicKey(_KEY_FORMAT, terms.digest, site, public.hex()))
-
-
-def terms_content(terms: Terms) -> bytes:
-    """Return the content of session.json."""
-    return _text(terms)
-
-
-def _text(content: Struct) -> bytes:
-    return json.dumps(msgspec.to_builtins(content), indent=2).encode() + b"\n"
+    key = PublicKey(KEY_FORMAT, terms.digest, site, public.hex())
+    return json.dumps(msgspec.to_builtins(key), indent=2).encode() + b"\n"
 
 
 def opened(path: AnyStore) -> Session:
@@ -214,7 +207,7 @@ def _share_head(store: Store, terms: Terms, site: str) -> ShareHead | None:
         raise DataError(f"{location} is the share of {head.site}, named as if it were that of {site}. Rename it.")
     start = share_start(store, terms, site)
     entries = Band.whole(terms.plan.bound.width).entries
-    if has_control(head.condition or "") or head.entries != entries or start < 1:
+    if has_control(head.condition or "") or head.entries != entries or start < 1 or not _of_a_table(head.extents):
         raise damaged_share(store, site)
     try:
         ends_line = store.get_range(name, start - 1, 1) == b"\n"
@@ -223,6 +216,11 @@ def _share_head(store: Store, terms: Terms, site: str) -> ShareHead | None:
     if not ends_line:
         raise damaged_share(store, site)
     return head
+
+
+def _of_a_table(extents: tuple[Coverage, ...]) -> bool:
+    """Return whether a share says of which table it is, all of it."""
+    return len(extents) == 1 and extents[0] == Coverage(extents[0].dataset)
 
 
 def share_start(store: Store, terms: Terms, site: str) -> int:
@@ -242,7 +240,8 @@ def damaged_share(store: Store, site: str) -> DataError:
 def _terms(store: Store) -> Terms:
     damaged = f"{store.address(SESSION_FILE)} is not a session, or it is damaged. Get it anew from its creator."
     try:
-        value = json.loads(store.get(SESSION_FILE, _LARGEST))
+        content = store.get(SESSION_FILE, _LARGEST)
+        value = json.loads(content)
     except (OSError, ValueError, RecursionError):
         raise DataError(damaged) from None
     written = value.get("format") if isinstance(value, dict) else None
@@ -258,7 +257,7 @@ def _terms(store: Store) -> Terms:
         raise
     except Exception:  # noqa: BLE001 - terms may come from anyone, and every type fails in its own way
         raise DataError(damaged) from None
-    if terms.format != FORMAT:
+    if terms.format != FORMAT or terms.content != content:
         raise DataError(damaged)
     return terms
 
@@ -272,7 +271,7 @@ def _key(store: Store, terms: Terms, site: str) -> bytes | None:
         key = msgspec.json.decode(store.get(name, _LARGEST), type=PublicKey)
     except (OSError, ValueError, RecursionError):
         key = None
-    if key is None or (key.format, key.site) != (_KEY_FORMAT, site):
+    if key is None or (key.format, key.site) != (KEY_FORMAT, site):
         raise DataError(f"{store.address(name)} is not a public key of {site}. Ask {site} for it again.")
     if key.session != terms.digest:
         raise DataError(

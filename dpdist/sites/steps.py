@@ -27,7 +27,6 @@ from dpdist.sites.folder import (
     Session,
     key_content,
     opened,
-    terms_content,
 )
 from dpdist.sites.terms import terms_of
 
@@ -130,7 +129,7 @@ def create_session(
     if review is not None:
         review(terms.plan)
     with store.staged("session") as staging:
-        staging.put(SESSION_FILE, terms_content(terms))
+        staging.put(SESSION_FILE, terms.content)
     return opened(store)
 
 

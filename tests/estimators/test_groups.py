@@ -139,7 +139,7 @@ def test_one_call_takes_the_column_of_a_person() -> None:
 @pytest.mark.parametrize(
     ("groups", "words"),
     [
-        ([1, 2], "have different lengths"), ([None] * 5, "lacks the unit of row 0"), (["a", "", "b", "c", "d"], "row 1"),
+        ([1, 2], "different lengths"), ([None] * 5, "lacks the unit of row 0"), (["a", "", "b", "c", "d"], "row 1"),
         ([1.5] * 5, "rounding could merge"), ([[1]] * 5, "not 2 dimensions"), ("id", "no column 'id'"),
         ([np.nan, 1, 2, 3, 4], "lacks the unit of row 0"),
     ],

@@ -88,6 +88,14 @@ def test_each_line_of_the_recomputation_follows_from_those_before(asked: dict[st
 
 
 @pytest.mark.usefixtures("register")
+@pytest.mark.usefixtures("register")
+@pytest.mark.filterwarnings("ignore::dpdist.core.errors.WeakGuaranteeWarning")
+def test_a_large_epsilon_is_recomputed_too() -> None:
+    said = " ".join(recomputed.lines(released(epsilon=800, clip=4)))
+    delta = float(re.findall(r"= ([\d.e-]+) at ε = 800; declared: 1e-06", said)[0])
+    assert delta == pytest.approx(1e-6, rel=1e-3)
+
+
 def test_a_release_without_mu_has_no_recomputation() -> None:
     assert list(recomputed.lines(released(delta=None, clip=4.0))) == []
 

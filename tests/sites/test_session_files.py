@@ -181,7 +181,7 @@ def test_what_would_be_refused_at_a_share_is_refused_at_the_key_before_anybody_p
 
 def terms_changed(hospitals: Hospitals, **changes: Any) -> None:
     file = hospitals.session / "session.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes, indent=2) + "\n")
 
 
 @pytest.mark.parametrize(
@@ -224,6 +224,8 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "numbers beyond all integers": {"sites": [{"name": name, "rows": 2**62} for name in ROWS]},
     "no numbers": {"sites": [{"name": name, "rows": None} for name in ROWS]},
     "names that write on a terminal": {"columns": ["a\x1b[2J", "weight", "height"]},
+    "names that look alike": {"columns": ["Zo\u00eb", "Zoe\u0308", "height"]},
+    "another rounding": {"bound": {"rounding": "nearest"}},
     "a large delta": {"delta_atto": 10**17},
     "a unit that writes on a terminal": {"unit": {"column": "a\nfingerprint AAAA", "max_rows": 2}},
 }
@@ -236,11 +238,34 @@ def test_terms_that_contradict_themselves_are_refused_even_if_all_sites_see_the_
     """Whoever creates a session is trusted for nothing: a site plans its own noise."""
     hospitals.create()
     terms = json.loads((hospitals.session / "session.json").read_text())
-    changes = HOSTILE[change] or {"bound": terms["bound"] | {"constant": 5}}
+    changes = HOSTILE[change] or {"bound": {"constant": 5}}
+    changes = {key: terms[key] | value if key == "bound" else value for key, value in changes.items()}
     terms_changed(hospitals, **changes)
-    with pytest.raises((DataError, UsageError, RefusedError)):
+    with pytest.raises((DataError, UsageError, RefusedError)) as refused:
         hospitals.share("boston", hospitals.exchange())
+    assert "or it is damaged" not in str(refused.value)  # it is a session, of other terms
     assert losses(hospitals.ledger("boston")) == []
+
+
+def test_other_bytes_of_the_same_terms_are_no_session(ready: tuple[Hospitals, str]) -> None:
+    """Two sites that read one meaning from different files would not know whose file a third program reads."""
+    hospitals, _ = ready
+    file = hospitals.session / "session.json"
+    content = file.read_text()
+    terms = json.loads(content)
+    others = [
+        json.dumps(terms),
+        content + "\n",
+        content.replace('"colluding": 1,', '"colluding": 1,\n  "colluding": 1,'),
+    ]
+    others += [json.dumps(terms | {"bound": terms["bound"] | {"later": 1}}, indent=2) + "\n"]
+    for other in others:
+        assert other != content
+        file.write_text(other)
+        with pytest.raises(DataError, match="or it is damaged"):
+            dpdist.open_session(hospitals.session)
+    file.write_text(content)
+    assert dpdist.open_session(hospitals.session).missing_keys == []
 
 
 @pytest.mark.parametrize("bits", [2**31, 2**62, 1e30, 0, -1])
@@ -310,4 +335,29 @@ def test_two_shares_of_the_same_rows_are_refused(ready: tuple[Hospitals, str]) -
     head = json.loads((hospitals.session / "boston.share").read_bytes().partition(b"\n")[0])
     rewritten(hospitals.session / "lyon.share", terms, extents=head["extents"])
     with pytest.raises(RefusedError, match="contain the same rows"):
+        hospitals.combined()
+
+
+@pytest.mark.parametrize(
+    "extents",
+    [
+        [], [{"dataset": "0" * 32}] * 2, [{"dataset": "\x1b[2J"}], [{"dataset": "0" * 32, "start": 5, "stop": 1}],
+        [{"dataset": "0" * 32, "start": 0, "stop": 1, "first": "a", "last": "a"}],
+    ],
+)  # fmt: skip
+def test_a_share_is_of_all_rows_of_one_table(ready: tuple[Hospitals, str], extents: list[dict[str, Any]]) -> None:
+    hospitals, fingerprint = ready
+    hospitals.all_shares(fingerprint)
+    rewritten(hospitals.session / "lyon.share", dpdist.open_session(hospitals.session).terms, extents=extents)
+    with pytest.raises(DataError, match="is not a share of lyon, or it is damaged"):
+        hospitals.combined()
+
+
+def test_two_shares_of_one_id_are_refused(ready: tuple[Hospitals, str]) -> None:
+    hospitals, fingerprint = ready
+    hospitals.all_shares(fingerprint)
+    head = json.loads((hospitals.session / "boston.share").read_bytes().partition(b"\n")[0])
+    terms = dpdist.open_session(hospitals.session).terms
+    rewritten(hospitals.session / "lyon.share", terms, release_id=head["release_id"])
+    with pytest.raises(DataError, match="Two shares have the same id"):
         hospitals.combined()

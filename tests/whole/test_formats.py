@@ -56,8 +56,25 @@ def test_stored_releases_and_models_are_as_the_schemas_say(tmp_path: Path, place
     stored = (attributes(found.parent) for found in tmp_path.rglob("zarr.json") if is_release(found))
     seen = [attributes(place / "release.zarr"), *stored]
     assert len(seen) > 15
+    kinds = set[str]()
     for each in seen:
         check.validate(each)
+    for path, name in [
+        *((path, "session.schema.json") for path in tmp_path.rglob("session.json")),
+        *((path, "key.schema.json") for path in tmp_path.rglob("*.key.json")),
+        *((path, "share.schema.json") for path in tmp_path.rglob("*.share")),
+    ]:
+        content = json.loads(path.read_bytes().partition(b"\n" if path.suffix == ".share" else b"\0")[0])
+        jsonschema.Draft202012Validator(schemas()[name]).validate(content)
+        assert set(content) <= set(properties(schemas()[name])), path
+        kinds.add(name)
+    assert len(kinds) == 3
+    for each in seen:
+        assert set(each) <= set(properties(schemas()["release.schema.json"]))
+    dpdist.release_matrix(np.eye(3), tmp_path / "matrix", epsilon=1, frobenius=1, ledger=tmp_path / "people.ledger")
+    matrix = attributes(tmp_path / "matrix")
+    jsonschema.Draft202012Validator(schemas()["matrix.schema.json"]).validate(matrix)
+    assert set(matrix) <= set(properties(schemas()["matrix.schema.json"]))
     models = jsonschema.Draft202012Validator(schemas()["model.schema.json"])
     models.validate(attributes(place / "model.zarr"))
     wrong: list[dict[str, Any]] = [{"format": "dpdist-release/2"}, {"columns": "abc"}, {"n": -1}, {"neighbours": "all"}]
@@ -67,6 +84,11 @@ def test_stored_releases_and_models_are_as_the_schemas_say(tmp_path: Path, place
     for key in ("bound", "status", "noise"):
         with pytest.raises(jsonschema.ValidationError):
             check.validate({name: value for name, value in seen[0].items() if name != key})
+
+
+def properties(schema: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = schema.get("properties", {})
+    return found
 
 
 def is_release(path: Path) -> bool:

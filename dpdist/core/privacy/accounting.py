@@ -36,6 +36,8 @@ _DIGITS.dps = 60
 _UP = 1 + 2.0**-48  # pushes a correctly rounded float to the safe side
 _FLOOR = 1e-50
 """Added to every delta of a mechanism that is not pure: above the error of 60 digits, and avoids rounding to 0."""
+_SLACK = 1e-9
+"""By which part of it a stored delta may be below the one computed here, as both are rounded."""
 
 
 @lru_cache(maxsize=4096)
@@ -48,6 +50,15 @@ def gaussian_delta(epsilon: Fraction, mu_squared: Fraction) -> float:
     eps = digits.mpf(epsilon.numerator) / epsilon.denominator
     value = digits.ncdf(mu / 2 - eps / mu) - digits.exp(eps) * digits.ncdf(-mu / 2 - eps / mu)
     return max(0.0, float(value)) * _UP + _FLOOR
+
+
+def contradicts_itself(guarantee: Guarantee) -> bool:
+    """Return whether epsilon and delta of a stored guarantee are less than its Gaussian part alone costs."""
+    mu_squared, loss = guarantee.mu_squared, guarantee.loss
+    if mu_squared is None:
+        return False
+    least = 0.0 if mu_squared <= 0 else gaussian_delta(Fraction(loss.epsilon_micro, MICRO), mu_squared)
+    return mu_squared <= 0 or least > loss.delta * (1 + _SLACK) + 2 * _FLOOR
 
 
 @lru_cache(maxsize=256)

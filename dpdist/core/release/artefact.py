@@ -32,6 +32,7 @@ from dpdist.core.mechanisms.info import Output
 from dpdist.core.mechanisms.noise_law import Noise
 from dpdist.core.mechanisms.registry import mechanism_named
 from dpdist.core.naming import step
+from dpdist.core.privacy.accounting import contradicts_itself
 from dpdist.core.privacy.checks import cautions
 from dpdist.core.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
 from dpdist.core.release.attributes import Attributes, Coverage, SessionFacts, Stage
@@ -41,7 +42,7 @@ from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.units import Unit
 from dpdist.core.storage.arrays import Array, attributes_of, complete_arrays, require_format
 from dpdist.core.storage.store import AnyStore, store_at
-from dpdist.core.text import as_json, exactly
+from dpdist.core.text import as_json, exactly, has_control, repeated, visible
 from dpdist.core.triangle import TILE, Band
 
 FORMAT = "dpdist-release/1"
@@ -332,7 +333,7 @@ class Release(Heading, Questions):
             tile = slice(start, min(start + TILE, d))
             parts.append(np.diagonal(self._integers(tile, tile)))
         diagonal: Matrix = np.concatenate(parts).astype(np.float64)
-        diagonal *= self.bound.unit**2
+        diagonal *= self.bound.unit * self.bound.unit
         return diagonal - self.rounding_diagonal
 
     @property
@@ -363,7 +364,7 @@ class Release(Heading, Questions):
 def _is_sound(release: Release, arrays: dict[str, Array]) -> bool:
     """Whether the arrays of a release have the right shapes and agree with each other; reads all of them."""
     answer, d, width = release.answer, release.bound.columns, release.bound.width
-    if len(release.names) != d or not _follows(release):
+    if len(release.names) != d or not (_follows(release) and _agrees(release)):
         return False
     if (frame := release.subspace) is not None:
         k = frame.shape[0]
@@ -377,6 +378,8 @@ def _is_sound(release: Release, arrays: dict[str, Array]) -> bool:
         if consistent and (total := release.row_sum) is not None:
             consistent = np.array_equal(np.asarray(arrays["row_sum"][:]), total)
     if answer.shape != (width, width) or not consistent:
+        return False
+    if release.corner is not None and int(np.asarray(answer[-1:, -1:])[0, 0]) != release.corner:
         return False
     tiles = ((slice(r.start, r.stop), slice(c.start, c.stop)) for r, c in Band.whole(width).tiles())
     return all(_tile_is_sound(answer, moment, tile, release.bound.unit) for tile in tiles)
@@ -392,10 +395,22 @@ def _tile_is_sound(
         return False
     if moment is None:
         return True
-    expected = tile[: moment.shape[0] - index[0].start, : moment.shape[1] - index[1].start] * unit**2
+    expected = tile[: moment.shape[0] - index[0].start, : moment.shape[1] - index[1].start] * (unit * unit)
     return np.array_equal(np.asarray(moment[index]), expected) and np.array_equal(
         np.asarray(moment[mirrored]), expected.T
     )
+
+
+def _agrees(release: Release) -> bool:
+    """Whether names, guarantee and noise say one thing: whatever a program reads of them, it reads the same."""
+    guarantee, noise = release.guarantee, release.noise
+    if guarantee is not None and (guarantee.neighbours is not release.neighbours or contradicts_itself(guarantee)):
+        return False
+    for entry, variance in (("diagonal", noise.variance_diagonal), ("off_diagonal", noise.variance_off_diagonal)):
+        sigma = noise.details.get(f"sigma_{entry}")  # rounding adds to its square
+        if isinstance(sigma, int | float) and variance is not None and variance < (1 - 1e-12) * float(sigma) ** 2:
+            return False
+    return not repeated(map(visible, release.names)) and not any(map(has_control, release.names))
 
 
 def _follows(release: Release) -> bool:

@@ -16,13 +16,18 @@ from msgspec import Meta, Struct
 from msgspec.structs import asdict, replace
 
 from dpdist.core.errors import RefusedError
+from dpdist.core.mechanisms.noise_share import MOST_SITES
 from dpdist.core.privacy.accounting import composed_epsilon_micro
 from dpdist.core.privacy.guarantee import MICRO, Guarantee, GuaranteeJson, Neighbours, Ratio  # noqa: F401
 from dpdist.core.rows.bounding import BoundJson
 from dpdist.core.rows.periods import Span
 from dpdist.core.rows.table import Table, UnitAttributes
 from dpdist.core.storage.arrays import Text
-from dpdist.core.text import rounded_up, schema_of
+from dpdist.core.text import repeated, rounded_up, schema_of
+
+NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
+SiteName = Annotated[str, Meta(pattern=rf"^{NAME}\Z")]
+"""The name of a site of a session."""
 
 
 class _Guarantee(GuaranteeJson):
@@ -41,9 +46,14 @@ class Stage(Struct, frozen=True):
 class SessionFacts(Struct, frozen=True):
     """The session of several sites that a release is the sum of."""
 
-    id: Text  # digest of its terms
-    sites: tuple[Text, ...]
+    id: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]  # digest of its terms
+    sites: Annotated[tuple[SiteName, ...], Meta(min_length=2, max_length=MOST_SITES)]
     colluding: Annotated[int, Meta(ge=0)]  # most sites that may collude, by assumption
+
+    def __post_init__(self) -> None:
+        """Refuse what no session has: so many sites that collude."""
+        if self.colluding > len(self.sites) - 2 or repeated(map(str.lower, self.sites)):
+            raise ValueError(self.sites)
 
     @property
     def trust(self) -> str:
@@ -93,6 +103,7 @@ class Attributes(Struct, frozen=True):
     weights: tuple[Annotated[int, Meta(ge=1, le=2**31)], ...] = ()
     window: Annotated[int, Meta(ge=1)] | None = None
     session: SessionFacts | None = None
+    library: Text = ""  # that wrote it
 
 
 def schema(version: str) -> dict[str, Any]:
@@ -103,11 +114,13 @@ def schema(version: str) -> dict[str, Any]:
 class Coverage(Struct, frozen=True, forbid_unknown_fields=True):
     """All rows of a table, or those of some consecutive periods."""
 
-    dataset: str  # digest of the table's random identity, which all its releases share
-    start: int | None = None  # index of the first period, from 0; None, like the fields below: the whole table
-    stop: int | None = None  # index after the last period
-    first: str | None = None  # name of the first period
-    last: str | None = None
+    # digest of the table's random identity, which all its releases share
+    dataset: Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
+    # index of the first period, from 0; None, like the fields below: the whole table
+    start: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    stop: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None  # index after the last period
+    first: Text | None = None  # name of the first period
+    last: Text | None = None
 
     @classmethod
     def of(cls, table: Table) -> Coverage:

@@ -12,6 +12,7 @@ Terms that differ between two sites have different digests, and masks that do no
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -26,29 +27,28 @@ from dpdist.core.mechanisms.noise_share import MOST_SITES, NoiseShare, noise_sha
 from dpdist.core.naming import parameter, step
 from dpdist.core.privacy import checks
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.core.release.attributes import SessionFacts
+from dpdist.core.release.attributes import NAME, SessionFacts, SiteName
 from dpdist.core.release.bounds import Dimensions, require_schema
 from dpdist.core.release.plan import Plan, plan_of, planned
 from dpdist.core.release.request import Centring, ReleaseRequest
-from dpdist.core.rows.bounding import BoundJson, RowBound
+from dpdist.core.rows.bounding import BoundJson
 from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.table import Table, UnitAttributes
 from dpdist.core.rows.units import Unit
 from dpdist.core.storage.arrays import Text
-from dpdist.core.text import canonical, has_control, repeated
+from dpdist.core.text import has_control, repeated, visible
 
 FORMAT = "dpdist-session/1"
 LEAST_TOTAL = 2**30
 """Rows that the grid of a session with private numbers of rows must have room for, so that no site is refused by its
 number of rows: the refusal would reveal it to whoever chose the grid."""
-NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 _Count = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 
 
 class Site(Struct, frozen=True, forbid_unknown_fields=True):
     """A site of a session, and its number of rows, where that is public: under replace-one."""
 
-    name: Annotated[str, Meta(pattern=rf"^{NAME}\Z")]
+    name: SiteName
     rows: _Count | None = None
 
 
@@ -89,8 +89,13 @@ class Terms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the terms: the identity of the session, 64 hexadecimal digits."""
-        return hashlib.sha256(b"dpdist session/1\n" + canonical(to_builtins(self)).encode()).hexdigest()
+        """SHA-256 of session.json, after a line: the identity of the session, 64 hexadecimal digits."""
+        return hashlib.sha256(b"dpdist session/1\n" + self.content).hexdigest()
+
+    @cached_property
+    def content(self) -> bytes:
+        """The bytes of session.json. A file with other bytes is refused, whatever they mean."""
+        return json.dumps(to_builtins(self), indent=2).encode() + b"\n"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -161,7 +166,9 @@ class Terms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=
         require_sites(len(self.sites), self.colluding)
         _require_names(self.names)
         unit = () if self.unit is None else (self.unit.column,)
-        if repeated(self.columns) or not all(name.strip() and not has_control(name) for name in (*self.columns, *unit)):
+        if repeated(map(visible, self.columns)) or not all(
+            name.strip() and not has_control(name) for name in (*self.columns, *unit)
+        ):
             raise UsageError("The names of the columns must be different, and have letters.", parameter="columns")
         public = self.neighbours is Neighbours.REPLACE_ONE
         if any((site.rows is not None) is not public for site in self.sites):
@@ -225,7 +232,7 @@ class Terms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=
             )
         share = noise_share(plan.moment, len(self.sites), self.colluding)
         noise = ShareNoise(share.sigma_diagonal, share.sigma_off_diagonal)
-        if plan.bound != RowBound.from_json(self.bound) or noise != self.noise:
+        if plan.bound.to_json() != self.bound or noise != self.noise:
             raise DataError(
                 "The terms of the session contradict each other: by this version of dpdist rows are bounded, or noise "
                 "is drawn, in another way. Get session.json anew, or make the session with this version at all sites."

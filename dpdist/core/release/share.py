@@ -47,9 +47,9 @@ from dpdist.core.ledger.state_folder import StateFile, state_home
 from dpdist.core.naming import step
 from dpdist.core.noise.masks import KeySet, new_key, public_key
 from dpdist.core.release.artefact import Heading
-from dpdist.core.release.attributes import Coverage
+from dpdist.core.release.attributes import NAME, Coverage
 from dpdist.core.release.request import id_of
-from dpdist.core.release.session import NAME, Terms
+from dpdist.core.release.session import Terms
 from dpdist.core.release.trusted import Answer, MomentTransaction
 from dpdist.core.storage.arrays import SHARE_ENDING, Text
 from dpdist.core.storage.store import Store

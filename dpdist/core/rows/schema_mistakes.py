@@ -161,7 +161,7 @@ def _of_features(columns: Sequence[Column]) -> Iterator[Mistake]:
         yield Mistake(None, None, f"it describes {width} columns of rows, and the limit is {MOST_FEATURES}")
     elif width < 2 and not any(column.bins for column in columns):  # whose category is derived next
         yield Mistake(None, None, f"it describes {counted(width, 'column')} of rows, and a table needs at least two")
-    elif twice := repeated(name for column in columns for name in column.features):
+    elif twice := repeated(visible(name) for column in columns for name in column.features):
         yield Mistake(None, None, f"several columns of the rows would have the name {listed(twice)}")
 
 

@@ -145,19 +145,24 @@ def test_a_model_that_contradicts_itself_is_refused(tmp_path: Path, model: Path)
     text = (model / "zarr.json").read_text()
     info = json.loads(text)["attributes"]["dpdist"]
     wrong = [{**info, "release_id": 7}, {**info, "columns": ["a", "b"]}, {**info, "columns": [1, 2, 3]}]
-    wrong += [{key: value for key, value in info.items() if key != lost} for lost in ("columns", "eigenvalues_per_row")]
+    wrong += [{**info, "columns": ["a", "a", "b"]}, {**info, "columns": ["a", "b", "\x1b[2J"]}, {**info, "k": 3}]
+    wrong += [{**info, "status": "private indeed"}, {**info, "guarantee": "all"}]
+    lost = ("columns", "eigenvalues_per_row", "status", "guarantee", "mechanism", "k")
+    wrong += [{key: value for key, value in info.items() if key != name} for name in lost]
     attributes = [json.dumps({**json.loads(text), "attributes": {"dpdist": each}}) for each in wrong]
     for content in ("", '["attributes"]', *attributes):
         (model / "zarr.json").write_text(content)
         refused(model)
     for i, (name, values) in enumerate([
         ("components", np.ones((2, 3))), ("components", np.array([1.0, 0, 0])), ("eigenvalues", np.ones(3)),
-        ("mean", np.ones(2)), ("scale", np.ones(4)), ("scale", np.ones(3)),
+        ("mean", np.ones(2)), ("scale", np.ones(4)), ("mean", np.array([0, np.inf, 0])),
+        ("scale", np.array([1, 0, 1.0])),
+        ("eigenvalues", np.array([1.0, 2.0])), ("eigenvalues", np.array([np.nan, 1.0])), ("scale", np.ones(3)),
     ]):  # fmt: skip
         write_model(place := tmp_path / f"{i}.zarr")
         shutil.rmtree(place / name)
         put_array(zarr.open_group(place, mode="r+"), name, values)
-        if i < 5:
+        if i < 9:
             refused(place)
         else:  # the twin: what fits is read
             assert open_model(place).components.scale.tolist() == [1, 1, 1]

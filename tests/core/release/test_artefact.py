@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import zarr
 from support.releases import archive_of, assemble
 from support.trusted_scene import flipped, tree
 
@@ -155,6 +156,9 @@ def test_a_release_that_was_damaged_does_not_open(tmp_path: Path) -> None:
     refused()
 
 
+PROVED = dict(
+    Guarantee(Neighbours.REPLACE_ONE, PrivacyLoss.parse("1"), None, Arithmetic.IDEAL_REAL, "by hand").to_json()
+)
 WRONG: dict[str, dict[str, Any]] = {
     "an id that is a number": {"release_id": 7},
     "an id that cannot be written": {"release_id": "\ud800"},
@@ -163,8 +167,8 @@ WRONG: dict[str, dict[str, Any]] = {
     "a condition that is no sentence": {"condition": {}},
     "a unit of which a part of a row is kept": {"unit": {"column": "a", "max_rows": 2.0}},
     "a unit of a later version": {"unit": {"column": "a", "max_rows": 2, "of": "households"}},
-    "periods that are not numbered": {"extents": [{"dataset": "d", "start": "0", "stop": 1}]},
-    "rows of a later version": {"extents": [{"dataset": "d", "half": 1}]},
+    "periods that are not numbered": {"extents": [{"dataset": "0" * 32, "start": "0", "stop": 1}]},
+    "rows of a later version": {"extents": [{"dataset": "0" * 32, "half": 1}]},
     "a negative number of rows": {"n": -1},
     "a number of rows that is text": {"n": "<b>3"},
     "a number of rows that is true": {"n": True},
@@ -173,6 +177,24 @@ WRONG: dict[str, dict[str, Any]] = {
     "another grid": {"bound": PLAIN.to_json() | {"grid_bits": 5}},
     "another number of columns": {"bound": PLAIN.to_json() | {"columns": 3}},
     "a later format": {"format": "dpdist-release/2"},
+    "a guarantee under the other relation": {"guarantee": PROVED | {"neighbours": "add-remove"}},
+    "a mu of nothing": {"guarantee": PROVED | {"mu_squared": ["0", "1"]}},
+    "a mu that no noise has": {"guarantee": PROVED | {"mu_squared": ["-1", "4"]}},
+    "an epsilon below its mu": {
+        "guarantee": PROVED | {"mu_squared": ["4", "1"], "delta_atto": 10**12},
+        "claim": {"epsilon_micro": 10**6, "delta_atto": 10**12},
+    },
+    "a mu that no float holds": {"guarantee": PROVED | {"mu_squared": ["1" + "0" * 4000, "1"]}},
+    "a variance below its sigma": {"noise": {"law": "by hand", "sigma_diagonal": 9, "variance_diagonal": 80.0}},
+    "one name for two columns": {"columns": ["age", "age"]},
+    "names that look alike": {"columns": ["Zo\u00eb", "Zoe\u0308"]},
+    "a name for a terminal": {"columns": ["age", "\x1b[2J"]},
+    "rows of a table without an identity": {"extents": [{"dataset": "\x1b[2J"}]},
+    "a period before the first": {"extents": [{"dataset": "0" * 32, "start": -5, "stop": 1}]},
+    "a session of nobody": {"session": {"id": "0" * 64, "sites": [], "colluding": 0}},
+    "a session in which all collude": {"session": {"id": "0" * 64, "sites": ["a", "b", "c"], "colluding": 2}},
+    "a session of one site twice": {"session": {"id": "0" * 64, "sites": ["a", "b", "A"], "colluding": 1}},
+    "a site for a terminal": {"session": {"id": "0" * 64, "sites": ["a", "b", "\x1b[2J"], "colluding": 1}},
 }
 
 
@@ -185,3 +207,24 @@ def test_a_release_from_anybody_is_what_it_should_be_or_refused(tmp_path: Path, 
     file.write_text(json.dumps(metadata))
     with pytest.raises(DataError, match="has format" if "format" in change else "damaged"):
         open_release(tmp_path / "release.zarr")
+
+
+def test_a_corner_that_is_not_the_number_of_rows_is_damage(tmp_path: Path) -> None:
+    publish(archive_of(released(PRIVATE)), tmp_path / "release.zarr")
+    file = tmp_path / "release.zarr" / "zarr.json"
+    metadata = json.loads(file.read_text())
+    metadata["attributes"]["dpdist"]["n"] += 1
+    file.write_text(json.dumps(metadata))
+    with pytest.raises(DataError, match="damaged"):
+        open_release(tmp_path / "release.zarr")
+
+
+@pytest.mark.parametrize("clip", [0.567, 1.116, 2.232])
+def test_the_second_moment_is_the_integers_times_a_product_and_no_power(tmp_path: Path, clip: float) -> None:
+    """Squares by ``**`` differ from products in the last bit here, and between platforms."""
+    bound = RowBound(2, clip_norm=clip, grid_bits=10)
+    assert bound.unit**2 != bound.unit * bound.unit
+    publish(archive_of(released(bound)), tmp_path / "release.zarr")
+    release = open_release(tmp_path / "release.zarr")
+    stored = zarr.open_array(tmp_path / "release.zarr" / "second_moment", mode="r")
+    assert np.array_equal(np.asarray(stored[...]), release.lattice * (bound.unit * bound.unit))

@@ -173,7 +173,7 @@ def releases_of(plan: Toeplitz, moments: npt.NDArray[np.int64], **changes: Any) 
             Noise("by hand", EdgeKind.NORMAL, variance_diagonal=2.0, variance_off_diagonal=1.0),
             rows=sum(10 + s for s in range(span.start, span.stop)),
             answer=lattice,
-            extents=(Coverage("d", span.start, span.stop, f"day {span.start}", f"day {span.stop - 1}"),),
+            extents=(Coverage("d" * 32, span.start, span.stop, f"day {span.start}", f"day {span.stop - 1}"),),
             weights=span.weights,
             **changes,
         )
@@ -248,12 +248,12 @@ def test_a_window_is_added_to_nothing_that_may_be_of_rows_it_read() -> None:
     """Its releases read earlier periods too: with another release of these, the guarantee is not the weakest one."""
     plan = square_root(4)
     window = window_of(plan, releases_of(plan, np.ones((4, 2, 2), np.int64)), 2)
-    earlier = replace(window, release_id="r-other", releases=(), extents=(Coverage("d", 0, 1, "day 0", "day 0"),))
+    earlier = replace(window, release_id="r-other", releases=(), extents=(Coverage("d" * 32, 0, 1, "day 0", "day 0"),))
     with pytest.raises(RefusedError, match="contain the same rows"):
         combined([window, earlier])
     with pytest.raises(UsageError, match="differ in their window"):
         combined([window, replace(earlier, window=None)])
-    elsewhere = replace(earlier, extents=(Coverage("e", 0, 4, "day 0", "day 3"),))
+    elsewhere = replace(earlier, extents=(Coverage("e" * 32, 0, 4, "day 0", "day 3"),))
     assert combined([window, elsewhere], disjoint=True).window == 2
 
 
@@ -271,7 +271,7 @@ def test_a_total_of_other_releases_than_its_own_is_refused() -> None:
         releases[plan.sum_at(2)],
         replace(second, window=2),
         replace(second, releases=second.releases[1:]),
-        replace(second, extents=(Coverage("e", 0, 2, "day 0", "day 1"),)),
+        replace(second, extents=(Coverage("e" * 32, 0, 2, "day 0", "day 1"),)),
         replace(second, guarantee=totals[1].guarantee),
         replace(second, noise=replace(second.noise, variance_off_diagonal=1.0)),
     ):
