@@ -23,8 +23,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "PRIVACY.md", "SECURITY.md", "docs/*.md", "docs/*/*.md")
 _NUMBER = re.compile(r"(?<![\w.`/^-])(\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)?|\.\d+)(?![\w^]|\.\d|,\d{3}|-bit)")
+_UNIT = re.compile(r"\s*(?:(?:to|and|or|..)\s+[\d.]+\s*)?(%|GB|GiB)")  # also of the first number of a range
 _LINK = re.compile(r"\]\(([^)#\s]*(?:benchmarks/results|papers)/[^)#\s]*)(?:#[^)]*)?\)")
 BY_DEFINITION = {
+    ("docs/howto/answers.md", "91"): "1.96 times 46.3, the error of a cell under replace-one",
+    ("docs/howto/answers.md", "65"): "1.96 times 32.8, the error of a cell under add-remove",
     ("docs/howto/schema.md", "0.71"): "a boolean has the norm sqrt(1/2)",
     ("docs/comparison.md", "2,126"): "rows of cardiotocography",
     ("docs/howto/wide.md", "24"): "GB of the machine",
@@ -97,12 +100,19 @@ def command_of(program: Path | None) -> str:
     return lines[0].strip() if lines else f"python -m benchmarks.{program.stem}"
 
 
-def matching(number: str, values: tuple[tuple[float, str], ...]) -> str | None:
-    """Return the text of a value that is rounded to a number, or to as many percent; the nearest one."""
+def matching(number: str, unit: str, values: tuple[tuple[float, str], ...]) -> str | None:
+    """Return the text of a value that is rounded to a number in a unit; the nearest one."""
     text = number.replace(",", "")
     places, stated = len(text.partition(".")[2]), float(text)
     best: tuple[float, str] | None = None
-    for factor in (1, 100, 0.01, 1 / 1024):  # percent, shares, GiB of MiB
+    factors = [1.0]
+    if unit == "%":
+        factors.append(100.0)  # of shares
+    elif stated < 1 and "." in text:
+        factors.append(0.01)  # a share of percent
+    elif unit in {"GB", "GiB"}:
+        factors.append(1 / 1024)  # of MiB
+    for factor in factors:
         for value, shown in values:
             distance = abs(value * factor - stated)
             if distance <= 0.5000001 * 10.0**-places and (best is None or distance < best[0]):
@@ -124,20 +134,21 @@ def stated_in(page: Path) -> Iterator[Stated]:
             .replace("[", "")
             .replace("]", "")
         )
-        for number in _NUMBER.findall(plain):
-            yield _found(name, plain, number, results)
+        for found in _NUMBER.finditer(plain):
+            unit = _UNIT.match(plain, found.end())
+            yield _found(name, plain, found[1], unit[1] if unit else "", results)
 
 
-def _found(page: str, text: str, number: str, results: list[Path]) -> Stated:
+def _found(page: str, text: str, number: str, unit: str, results: list[Path]) -> Stated:
     if (page, number) in BY_DEFINITION:
         return Stated(page, text, number, "", BY_DEFINITION[page, number], number)
     for path in results:
-        value = matching(number, numbers_of(path))
+        value = matching(number, unit, numbers_of(path))
         if value is not None:
             return Stated(page, text, number, command_of(program_of(path)), path.stem, value)
     for path in results:
         program = program_of(path)
-        if program is not None and matching(number, numbers_of(program)) is not None:
+        if program is not None and matching(number, unit, numbers_of(program)) is not None:
             return Stated(page, text, number, command_of(program), "setting", number)
     return Stated(page, text, number, command_of(program_of(results[0])), "", "")
 
