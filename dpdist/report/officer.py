@@ -145,6 +145,8 @@ def _declared(release: Release) -> Iterator[str]:
             stated.append(f"{' and '.join(map(repr, column.missing_values))} mean missing")
         if column.fill is not None:
             stated.append(f"missing values count as {_shown(column.fill)}")
+        elif column.missing == "fill":
+            stated.append("missing values count as the middle of the range")
         if stated:
             yield f"{column.name}: {'; '.join(stated)}"
 

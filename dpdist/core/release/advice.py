@@ -273,8 +273,8 @@ def require_centre_of_dropped(schema: Schema | None, *, centred: bool) -> None:
         raise RefusedError(
             f"By the schema, a missing value of {listed(names)} counts as the centre, which must be "
             f"known before rows are summed. Let the release choose a centre ({parameter('scale', 'private')}), pass a "
-            f"public one ({parameter('centre')}), or ingest the source again with a public constant for missing values "
-            '(missing = "fill"). Nothing was spent.'
+            f"public one ({parameter('centre')}), or let missing values count as the middle of the public range: "
+            'ingest the source again with missing = "fill" at the top of the schema. Nothing was spent.'
         )
 
 

@@ -75,7 +75,7 @@ class Column:
         category of no and yes; or ``"pairwise"``, both of ``"centre"`` and ``"indicator"``, for numbers: covariances
         are then those of the rows that have both values. None: refuse.
     fill : float, str, bool or date, default None
-        Public constant for a missing value. With an indicator, None means the middle of the range, or 0.
+        Public constant for a missing value. None: the middle of the range; with an indicator and no range, 0.
     weight : float, default None
         Positive factor of the numbers. None: 1.
     missing_values : sequence of str or number, default None

@@ -78,7 +78,8 @@ _KEYS = """\
 # bins        = [18, 30, 50, 65], edges that make a category of a number, too: a table of age groups
 # missing_values = ["?", -999], text and codes that mean a missing value; above the first column, of all columns
 # missing     = "refuse", "centre", "pairwise" (a number that is missing for reasons unrelated to its value: a column
-#               counts it), "indicator", "fill" (with fill = a public constant) or "drop" (the row counts as the centre)
+#               counts it), "indicator", "drop" (the row counts as the centre), or "fill" (as fill = a public constant,
+#               or else as the middle of the range)
 # other       = "refuse", "missing", or for categories "column": of categories that are not listed, of words in numbers
 # encoding    = "ordinal" of a category: its place in the list; weight = 2: a factor of the numbers
 # Kinds: "number", "integer", "boolean", "category", "date", "ignored" and "privacy unit" (whose a row is; with

@@ -122,7 +122,7 @@ class Schema(_SchemaFields):
         The rows kept of a privacy unit: the first ones, or a random sample.
     missing_values : sequence of str or number, default None
         Missing values of every column without a list of its own: see :class:`Column`.
-    missing : {"centre", "pairwise"}, default None
+    missing : {"centre", "fill", "pairwise"}, default None
         Treatment of missing values in every column without one of its own: of numbers and dates as given, of categories
         and booleans ``"indicator"``. None: refuse.
     each_row_is_a_person : bool, default False

@@ -130,8 +130,8 @@ def mistakes(schema: Parts) -> Iterator[Mistake]:
         yield Mistake(None, "others", f'others must be "refuse" or "ignored", not {schema.others!r}')
     if schema.missing_values is not None and not isinstance(schema.missing_values, list | tuple):
         yield Mistake(None, "missing_values", 'missing_values must be a list, such as ["?", -999]')
-    if schema.missing not in (None, "centre", "pairwise"):
-        reason = f'missing, of all columns, must be "centre" or "pairwise", not {schema.missing!r}'
+    if schema.missing not in (None, "centre", "fill", "pairwise"):
+        reason = f'missing, of all columns, must be "centre", "fill" or "pairwise", not {schema.missing!r}'
         yield Mistake(None, "missing", reason)
     wrong = [
         Mistake(index, key, reason)
@@ -337,8 +337,8 @@ def _wrong_fill(column: Column) -> Iterator[tuple[str | None, str]]:
     if column.kind == "boolean" and column.missing == "centre":  # its public middle is not where its values are
         yield "missing", 'missing = "centre" is for numbers: use "indicator", which counts missing as a category'
     if column.fill is None:
-        if column.missing == "fill":
-            yield "missing", 'missing = "fill" needs fill, a public constant'
+        if column.missing == "fill" and (column.ends is None or column.kind not in {"number", "integer", "date"}):
+            yield "missing", 'missing = "fill" needs fill, a public constant, or a range, whose middle it then is'
         return
     if column.missing not in {"fill", "indicator"}:
         yield "fill", 'fill is for missing = "fill" or "indicator"'

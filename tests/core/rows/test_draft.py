@@ -23,7 +23,7 @@ def test_missing_of_all_columns_suits_each_kind_and_yields_to_their_own() -> Non
         found = [column.missing for column in schema.columns]
         assert found == [missing, missing, "indicator", "indicator", "drop", None]
         assert Schema.from_json(schema.to_json()) == Schema(schema.columns)
-    with pytest.raises(UsageError, match='missing, of all columns, must be "centre" or "pairwise"'):
+    with pytest.raises(UsageError, match='missing, of all columns, must be "centre", "fill" or "pairwise"'):
         Schema(columns, missing="drop")
 
 

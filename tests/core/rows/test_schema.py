@@ -81,6 +81,13 @@ def test_stored_types_give_the_numbers_that_text_does() -> None:
     names: Any = ([3, 1], [3.0, 1.0], ["3", "1"], pa.array(["3", "1"]).dictionary_encode())
     for each in names:
         assert one("category", each, categories=[1, 2, 3], encoding="ordinal") == [2, 0]
+    assert one("number", ["1", "", "3"], missing="fill", range=(0, 10)) == [1, 5, 3]  # the middle of the range
+    for kind in ("number", "boolean"):
+        with pytest.raises(UsageError, match="needs fill, a public constant, or a range"):
+            Schema([Column(kind, kind, missing="fill")])
+    whole = Schema([Column("a", "number", range=(2, 4)), Column("b", "boolean")], missing="fill")
+    assert [column.missing for column in whole.columns] == ["fill", "indicator"]
+    assert not whole.uncentred
     assert one("boolean", [True, False, None], missing="fill", fill=True) == [1, 0, 1]
     assert one("boolean", ["yes", "No", "TRUE", "0"]) == [1, 0, 1, 0]
     days = [date(1970, 1, 3), None]
