@@ -27,8 +27,8 @@ A budget is per row. A person with a row in each of k periods is protected k tim
 k times the GDP mu. Release i, which reads m_i of the k periods, changes by the rows of all of them, so it has m_i times
 its mu_i, and all have ``sqrt(sum (m_i mu_i)^2)``. If no release reads two of these periods, every m_i is 1, and that is
 at most sqrt k times the mu of a row; if one reads all of them, it is k times. Nothing is worse, because a norm of a sum
-over k rows is at most the sum of k norms. :mod:`dpdist.core.release.series` has the sums of
-periods. With a privacy unit the accounts are of persons: :mod:`dpdist.core.privacy.persons`.
+over k rows is at most the sum of k norms; of a tree and of weighted sums :mod:`dpdist.core.release.series` derives it.
+With a privacy unit the accounts are of persons: :mod:`dpdist.core.privacy.persons`.
 
 **Weights.** A release may add the rows of period p with a multiplicity w_p >= 1. Let w be the largest weight, and let
 the release be Gaussian, calibrated for neighbours that differ in w rows at once

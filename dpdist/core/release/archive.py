@@ -96,9 +96,8 @@ def _matrices(heading: Heading, bands: Bands, store: MemoryStore, group: zarr.Gr
             tile = band.block(values, rows, columns)
             _put(lattice, rows, columns, tile)
             if moment is not None:
-                _put(
-                    moment, rows, columns, tile * (bound.unit * bound.unit)
-                )  # not **2, whose last bit is the platform's
+                # a product, because the last bit of **2 is that of the platform
+                _put(moment, rows, columns, tile * (bound.unit * bound.unit))
             if columns.stop > bound.columns:  # the appended column
                 sums = tile[: max(0, bound.columns - rows.start), -1]
                 row_sum[rows.start : rows.start + sums.size] = sums * heading.row_sum_step
