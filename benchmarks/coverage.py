@@ -200,7 +200,7 @@ def _release(
         release_id=f"r-{number}", mechanism=mechanism, names=tuple(map(str, range(_D))),
         neighbours=Neighbours.REPLACE_ONE,
         claim=calibrated.claim, guarantee=calibrated.guarantee, bound=bound, noise=calibrated.noise,
-        rows=_N, answer=answer, extents=(Coverage("d", number, number + 1, f"{number}", f"{number}"),),
+        rows=_N, answer=answer, extents=(Coverage("d" * 32, number, number + 1, f"{number}", f"{number}"),),
     )  # fmt: skip
     if release.corner is not None:
         answer[-1, -1] = release.corner

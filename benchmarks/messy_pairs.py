@@ -6,8 +6,9 @@ Eight tables as people have them: skewed money, rare and empty categories, words
 groups, a category that is nearly constant, numbers that are clipped. Each is released 100 times at epsilon .3, 1 and 4
 (delta 1e-6), with the default bound of a schema, under both relations in turn. Compared with the truth of its rows, as
 they were clipped, are 95 % intervals of counts, cells, shares of rows of a table, means by group, where one is stated,
-and differences of two means; and tests at .05 of columns that were permuted: of two categories, and of a number and a
-category. *Ignoring the noise* is the twin: the same tests as if a released table were exact.
+differences of two means, and strengths (Cramér's V of tables of which no category was merged, eta and r); and tests at
+.05 of columns that were permuted: of two categories, and of a number and a category. *Ignoring the noise* is the twin:
+the same tests as if a released table were exact.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import pandas as pd
 from scipy.stats import chi2
 
 from dpdist import Column, Neighbours, PrivacyLoss, Release, ReleaseRequest, Schema
-from dpdist.answers.association import independence, same_means
+from dpdist.answers.association import Strength, correlation_of, cramers_v, eta, independence, same_means
 from dpdist.answers.block import NORMAL
 from dpdist.answers.crosstab import counts, crosstab
 from dpdist.answers.group_means import group_means
@@ -44,7 +45,7 @@ Random = np.random.Generator
 Clip = float | Literal["schema"]
 RELEASES = 100
 EPSILONS = ("0.3", "1", "4")
-STATED = ("counts", "cells", "shares", "means", "differences")
+STATED = ("counts", "cells", "shares", "means", "differences", "strengths")
 
 
 def _words(random: Random, n: int, k: int, steep: float = 1.0) -> tuple[list[str], npt.NDArray[np.str_]]:
@@ -183,7 +184,25 @@ def compared(held: Variables, exact: Variables) -> dict[str, list[bool]]:
             clear = means.counts > 4 * means.count_deviation  # else its law is not normal
             pairs = np.triu(np.outer(bounded & clear, bounded & clear), 1)
             found["differences"] += inside(ends[pairs], (seen[:, None] - seen[None])[pairs])
+    for told, true in strengths(held, exact):
+        found["strengths"] += inside(np.array([told.interval]), np.array([true.value]))
     return found
+
+
+def strengths(held: Variables, exact: Variables) -> Iterator[tuple[Strength, Strength]]:
+    """Yield the strength of each pair of variables, as it is told and as it is, if one is told of the same table."""
+    of_categories, of_numbers = (list(combinations(names, 2)) for names in (held.categorical, held.numeric))
+    for told, there in (
+        *((cramers_v(h, h.categorical[a], h.categorical[b]) for h in (held, exact)) for a, b in of_categories),
+        *(
+            (eta(h, h.numeric[a], h.categorical[b]) for h in (held, exact))
+            for a in held.numeric
+            for b in held.categorical
+        ),
+        *((correlation_of(h, h.numeric[a], h.numeric[b]) for h in (held, exact)) for a, b in of_numbers),
+    ):
+        if told is not None and there is not None and not told.merged and not there.merged:
+            yield told, there
 
 
 def tested(drawn: Drawn, frame: pd.DataFrame, epsilon: str, random: Random) -> dict[str, list[bool]]:
@@ -247,7 +266,7 @@ def report(lines: list[dict[str, Any]]) -> str:
     return (
         "# What is told of pairs, on messy tables\n\n"
         f"By `python -m benchmarks.messy_pairs`: {RELEASES} releases of each line, under both relations in turn. The\n"
-        "first five columns are shares of 95 % intervals that hold the truth of the clipped rows, the last three\n"
+        "first six columns are shares of 95 % intervals that hold the truth of the clipped rows, the last three\n"
         "shares of tests at .05 that reject where a column was permuted; *ignoring the noise* takes a released table\n"
         "for the exact one.\n\n" + "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
     )

@@ -216,11 +216,23 @@ class ClippedRows:
 
     def warning(self) -> str:
         """Return a warning if perhaps a third of the rows or more were clipped, or units weigh less; else empty."""
-        if self.unit is None:
-            return self._warning()
-        return f"For the rows as they are, means, slopes, correlations and components are {self.unknown}."
+        if self.unit is None and (self.nearly_all or not self._many):
+            return self.alarm()
+        return self.caveat("means, slopes, correlations and components")
 
-    def _warning(self) -> str:
+    def caveat(self, what: str) -> str:
+        """Return that nothing is known of these answers for the rows as they are; empty if no row was clipped."""
+        return f"For the rows as they are, {what} are {self.unknown}." if self.unknown else ""
+
+    @property
+    def _many(self) -> bool:
+        known = self.share is not None and self.error is not None and self.longest is None
+        return known and self.between is not None and self.between[0] >= _MANY
+
+    def alarm(self) -> str:
+        """Return the warning beside a caveat, which says the rest; empty with a privacy unit."""
+        if self.unit is not None or (self._many and not self.nearly_all):
+            return ""
         if self.share is None or self.error is None or self.longest is not None:
             return ""
         if self.nearly_all:
@@ -231,8 +243,6 @@ class ClippedRows:
                 f"at most {100 * self.error:.2g} %. Variances of the original rows may be larger by any factor. Choose "
                 f"the clip norm privately ({step('bound')}) and release again."
             )
-        if self.between is not None and self.between[0] >= _MANY:
-            return f"For the rows as they are, slopes, correlations and components are {self.unknown}."
         few = self.between is not None or (self.most is not None and self.most < 1 / 3)
         if not self.centred and not few and self.error <= _LARGEST_ERROR and self.share - self.error >= _MOSTLY:
             rows = "The numbers of most rows" if self.beside else "Most rows"

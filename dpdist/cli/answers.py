@@ -90,7 +90,8 @@ def covariance_command(release: AnyStore, out: AnyStore, shrinkage: str, as_json
     message = f"{out}: {summary}{above_noise}{noise_mark}{mark}"
     column_remarks = below_noise_message(result, opened.names), blindly_scaled_message(opened)
     message = " ".join(filter(None, (f"{message}{cautions_message(opened.cautions)}", remark, *column_remarks)))
-    answer(as_json, value, f"{message}\n{lengths.warning()}".rstrip())
+    about = " ".join(filter(None, (lengths.alarm(), lengths.caveat("means, variances and correlations"))))
+    answer(as_json, value, f"{message}\n{wrapped(about)}".rstrip())
 
 
 def _partial(release: Release, estimate: Covariance) -> tuple[Partial | None, str]:
@@ -214,7 +215,7 @@ def regress(
     remarks = " ".join(filter(None, (remark, left_out, about_intervals(opened, fits), blindly)))
     if on is None and opened.blindly_scaled[1]:
         remarks += " They are omitted here."
-    first = f"{wrapped(warning)}\n" if (warning := lengths.warning()) else ""
+    first = f"{wrapped(alarm)}\n" if (alarm := lengths.alarm()) else ""
     answer(as_json, value, f"{mark}{first}{tables}\n{wrapped((remarks + cautions_message(opened.cautions)).rstrip())}")
 
 
@@ -238,7 +239,9 @@ def _answer_odds(
     }  # fmt: skip
     mark = "" if opened.status == "private" else f"{opened.status.upper()}: do not publish it.\n"
     body = "\n\n".join(odds_text(fit, lengths.describe()) for fit in fits)
-    remarks = (lengths.warning(), about_variables(held), cautions_message(opened.cautions).strip())
+    remarks = (
+        lengths.alarm(), lengths.caveat("odds ratios"), about_variables(held), cautions_message(opened.cautions).strip()
+    )  # fmt: skip
     answer(as_json, value, f"{mark}{body}\n{wrapped(' '.join(filter(None, remarks)))}".rstrip())
 
 

@@ -81,7 +81,7 @@ def relate(
         write_table(out, _columns_of(result), opened, "table")
     rows = counted(round(held.rows), "row")
     remark = f"{'' if held.public else 'About '}{rows}: {lengths.describe().removeprefix('of ')}."
-    unknown = lengths.unknown and f"For the rows as they are, means and strengths of numbers are {lengths.unknown}."
+    unknown = lengths.caveat("means and strengths of numbers" if opened.unit is None else "counts, means and strengths")
     done = "" if possible is None else possible.describe()
     remarks = (done, remark, unknown, about_variables(held), cautions_message(opened.cautions).strip())
     value = {

@@ -79,7 +79,8 @@ def synthesise(release: AnyStore, out: AnyStore, count: int, seed: int | None, a
     shape = f"{counted(count, 'synthetic row')} of {counted(len(columns), 'column')}"
     message = f"{out}: {shape}, by the moment {lengths.describe()}.{mark}{cautions_message(opened.cautions)}"
     about = about_rows(normal, opened) if by_categories is None else about_tree(by_categories)
-    parts = (about, normal.drowned, blindly_scaled_message(opened), lengths.warning())
+    caveat = lengths.caveat("means, variances and correlations")
+    parts = (about, normal.drowned, blindly_scaled_message(opened), lengths.alarm(), caveat)
     answer(as_json, value, "\n".join((message, wrapped(" ".join(filter(None, parts))))))
 
 

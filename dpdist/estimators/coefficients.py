@@ -36,7 +36,7 @@ _LETTERS = 24
 
 def headed(release: Release, lines: Sequence[str]) -> str:
     """Return lines below the guarantee of a release, and what happened to its rows."""
-    first = wrapped(f"{release.mechanism}, {release.guarantee_words()}. {clipped_rows(release).warning()}".rstrip())
+    first = wrapped(f"{release.mechanism}, {release.guarantee_words()}. {clipped_rows(release).alarm()}".rstrip())
     unseen = blindly_scaled_message(release)
     return "\n".join([first, *filter(None, lines), *([wrapped(unseen)] if unseen else [])])
 
@@ -53,7 +53,9 @@ def covariance_summary(model: PrivateCovariance) -> str:
             ends = "-" if model.covariance_intervals_ is None else _roots(model.covariance_intervals_[j, j])
         rows.append((_short(names[j]), f"{model.location_[j]:.4g}", value, ends))
     more = [f"{counted(len(names) - _SHOWN, 'column')} more."] if len(names) > _SHOWN else []
-    about = f"Mean and covariance of {counted(len(names), 'column')} {clipped_rows(release).describe()}."
+    lengths = clipped_rows(release)
+    about = f"Mean and covariance of {counted(len(names), 'column')} {lengths.describe()}. "
+    about += lengths.caveat("means, variances and correlations")
     return headed(release, [wrapped(about), *aligned(rows), *more, wrapped(_correlations(model))])
 
 
@@ -139,7 +141,8 @@ def classifier_summary(model: LinearClassifier) -> str:
     release, ends = model.release_, getattr(model, "coef_intervals_", None)
     kind_of_model = "Logistic regression" if ends is not None else "Linear discriminant analysis"
     about = f"{kind_of_model} of {len(model.classes_)} classes on {counted(len(model._features), 'column')}"  # noqa: SLF001
-    lines = [wrapped(f"{about} {clipped_rows(release).describe()}.")]
+    lengths = clipped_rows(release)
+    lines = [wrapped(f"{about} {lengths.describe()}. {lengths.caveat('coefficients')}".rstrip())]
     for place, label in enumerate(_classes(model)):
         order = _clearest(model, place)[:_SHOWN]
         rows: list[tuple[str, ...]] = [

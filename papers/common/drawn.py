@@ -67,7 +67,7 @@ class Drawn:
             noise=self.calibrated.noise,
             rows=len(self.bounded) if public else None,
             answer=(answer := unpacked(values, self.bound.width)),
-            extents=(Coverage("d", number, number + 1, f"{number}", f"{number}"),),
+            extents=(Coverage("d" * 32, number, number + 1, f"{number}", f"{number}"),),
             schema=self.schema,
         )
         if release.corner is not None:

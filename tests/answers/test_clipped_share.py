@@ -121,7 +121,18 @@ def test_every_answer_tells_the_interval_and_what_is_unknown(
     ranged = [replace(columns[0], range=(0, 10**6)), *columns[1:]]
     dpdist.ingest_rows("t.parquet", "u.zarr", budget=LOSS, schema=Schema(ranged, scale="range"))
     dpdist.release_rows("u.zarr", "u.release.zarr", ReleaseRequest("gaussian", LOSS, "schema"))
-    assert "unknown" not in call("regress", "u.release.zarr", "--target", "spend").out
+    answers: list[tuple[str, ...]] = [
+        ("covariance", "c.csv"), ("covariance", "c.npz"), ("synthesise", "s.csv", "--rows", "9"), ("relate", "spend"),
+        ("regress", "--target", "spend"), ("regress", "--target", "kind", "--on", "age", "--logistic"),
+    ]  # fmt: skip
+    for command, *more in answers:
+        assert "For the rows as they are, " in " ".join(call(command, "r.zarr", *more).out.split()), command
+        assert "rows as they are" not in " ".join(call(command, "u.release.zarr", *more).out.split()), command
+    for estimator in (
+        dpdist.PrivateCovariance.from_release("r.zarr"), dpdist.PrivateRidge.from_release("r.zarr", "spend"),
+        dpdist.PrivateLogisticRegression.from_release("r.zarr", "kind"),
+    ):  # fmt: skip
+        assert "For the rows as they are, " in " ".join(estimator.summary().split())
 
 
 @pytest.mark.usefixtures("apart")

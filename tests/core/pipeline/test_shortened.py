@@ -164,7 +164,9 @@ def test_a_bound_is_rounded_upwards_and_a_schema_s_norm_is_said() -> None:
     assert replace(counted, between=(0.0, 0.004)).clipped == "at most 0.4% of them"
     assert replace(counted, between=(0.973, 1.0)).clipped == "97 to 100% of them"
     many = replace(counted, between=(0.31, 0.4))
-    assert many.warning().startswith("For the rows as they are, slopes, correlations and components are unknown: 31")
+    assert many.warning().startswith(
+        "For the rows as they are, means, slopes, correlations and components are unknown: 31"
+    )
 
 
 OUTSIDE = "for the rows as they are it is unknown: "
