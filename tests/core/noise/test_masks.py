@@ -137,6 +137,7 @@ def test_another_session_or_another_key_of_anybody_changes_every_mask() -> None:
 def test_a_fingerprint_is_eight_groups_of_four() -> None:
     groups = key_set(3)[0].fingerprint.split("-")
     assert [len(group) for group in groups] == [4] * 8
+    assert "".join(groups).isalnum()  # five bits in each, and no padding
 
 
 def test_a_public_key_of_small_order_is_none() -> None:
