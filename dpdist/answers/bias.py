@@ -39,6 +39,7 @@ from dpdist.core.mechanisms.counts import CountNoise, noise_from_json
 from dpdist.core.mechanisms.noise_law import Noise
 from dpdist.core.naming import parameter, step
 from dpdist.core.release.artefact import Release
+from dpdist.core.rows.columns import shown
 from dpdist.core.rows.rounding import LARGEST_SHARE, entry_variances, spectral_error
 from dpdist.core.text import counted, listed, rounded_norm
 
@@ -449,14 +450,18 @@ def limits_of(columns: Sequence[Column]) -> tuple[str, ...]:
     """Return what a schema did to values before rows were clipped, as parts of a sentence."""
     ranged = any(column.range is not None for column in columns)
     filled = [
-        column.name
-        for column in columns
+        column for column in columns
         if column.missing == "fill" or (column.missing == "indicator" and not column.one_hot)
-    ]
+    ]  # fmt: skip
+    middle = [column.name for column in filled if column.fill is None and column.ends is not None]
+    named = [
+        f"{column.name} at {0 if column.fill is None else shown(column.fill)}"
+        for column in filled if column.name not in middle
+    ]  # fmt: skip
+    if middle:
+        named.append(f"{listed(middle)} at the middle of {'its range' if len(middle) == 1 else 'their ranges'}")
     beyond = "with any values outside a public range set to its end" if ranged else ""
-    absent = (
-        f"with missing values of {listed(filled)} at a public value, which moves means and slopes" if filled else ""
-    )
+    absent = f"with missing values of {', and of '.join(named)}, which moves means and slopes" if named else ""
     return tuple(filter(None, (beyond, absent)))
 
 

@@ -83,7 +83,7 @@ def relation(held: Variables, first: str, second: str) -> Relation:
         strength = eta(held, number, by)
         test = None if no_test or strength is None else same_means(held, number, by)
     if strength is None:
-        test, no_test = None, "it is below the noise: nothing can be said"
+        test, no_test = None, "its strength cannot be told in this noise"
     return Relation(first, second, strength, test, no_test, filled=filled if _REPLACED in no_test else ())
 
 

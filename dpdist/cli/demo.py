@@ -130,7 +130,12 @@ def demo_command(directory: Path) -> None:
 
     if directory.exists() and not directory.is_dir():
         raise DataError(f"{directory} is no folder. Name another one: dpdist demo FOLDER")
-    make_public_folder(directory)
+    try:
+        make_public_folder(directory)
+    except OSError as error:
+        raise DataError(
+            f"The folder {directory} cannot be created: {error.strerror}. Name one elsewhere: dpdist demo FOLDER"
+        ) from None
     file, schema, target = (directory / name for name in ("customers.csv", "customers.toml", "release.zarr"))
     # customers of its own in each folder: the same ones elsewhere would be charged to the first folder's ledger
     ids = _ids(file) if file.is_file() else uuid4().hex[:8]

@@ -80,7 +80,8 @@ def relate(
     if out is not None:
         write_table(out, _columns_of(result), opened, "table")
     rows = counted(round(held.rows), "row")
-    remark = f"{'' if held.public else 'About '}{rows}: {lengths.describe().removeprefix('of ')}."
+    about = "The weights add up to " if opened.bound.unit_norm else "" if held.public else "About "
+    remark = f"{about}{rows}: {lengths.describe().removeprefix('of ')}."
     unknown = lengths.caveat("means and strengths of numbers" if opened.unit is None else "counts, means and strengths")
     done = "" if possible is None else possible.describe()
     remarks = (done, remark, unknown, about_variables(held), cautions_message(opened.cautions).strip())

@@ -93,7 +93,9 @@ def run(job: Job, *, say: Callable[[str], None]) -> PeriodicOutcome:
     if problems:
         raise type(problems[0])(" ".join(dict.fromkeys(map(str, problems))))  # each once
     balance = series.ledger.balance()
-    say(f"Every {'row' if job.unit is None else job.unit.column} keeps the budget of {series.table.budget}: {balance}.")
+    say(
+        f"Every {'row' if job.unit is None else job.unit.column} keeps the budget of {series.ledger.budget}: {balance}."
+    )
     return PeriodicOutcome(count, tuple(fresh), balance, total, model)
 
 

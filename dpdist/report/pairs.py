@@ -158,7 +158,7 @@ def _merged_text(strength: Strength) -> str:
     if not groups:
         return ""
     every = groups[0] if len(groups) == 1 else f"{', and '.join(groups)},"
-    return f"; {every} are merged: too few rows for this noise"
+    return f"; {every} are counted together, as some have too few rows for this noise"
 
 
 def _joined(names: Sequence[str]) -> str:

@@ -125,9 +125,9 @@ def test_every_answer_tells_the_interval_and_what_is_unknown(
         ("covariance", "c.csv"), ("covariance", "c.npz"), ("synthesise", "s.csv", "--rows", "9"), ("relate", "spend"),
         ("regress", "--target", "spend"), ("regress", "--target", "kind", "--on", "age", "--logistic"),
     ]  # fmt: skip
-    for command, *more in answers:
-        assert "For the rows as they are, " in " ".join(call(command, "r.zarr", *more).out.split()), command
-        assert "rows as they are" not in " ".join(call(command, "u.release.zarr", *more).out.split()), command
+    for name, *more in answers:
+        assert "For the rows as they are, " in " ".join(call(name, "r.zarr", *more).out.split()), name
+        assert "rows as they are" not in " ".join(call(name, "u.release.zarr", *more).out.split()), name
     for estimator in (
         dpdist.PrivateCovariance.from_release("r.zarr"), dpdist.PrivateRidge.from_release("r.zarr", "spend"),
         dpdist.PrivateLogisticRegression.from_release("r.zarr", "kind"),
@@ -165,7 +165,7 @@ def test_answers_say_what_the_schema_did_to_values_and_why_the_population_is_mis
 
     text = told("--target", "income", "--on", "age")
     assert "with any values outside a public range set to its end" in text
-    assert "with missing values of income at a public value, which moves means and slopes" in text
+    assert "with missing values of income at 0, which moves means and slopes" in text
     assert "There is none for the population with income, where values may be missing." in text
     text = told("--target", "age,income", "--on", "member")
     assert "rows are independent draws from it" in text

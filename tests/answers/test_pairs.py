@@ -140,7 +140,7 @@ def test_cells_counts_and_means_have_the_errors_that_are_stated(neighbours: Neig
 
 @pytest.mark.parametrize("epsilon", ["0.2", "1"])
 def test_tests_of_unrelated_columns_have_their_size(epsilon: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of columns permuted anew, 400 tests at .05: .02 to .085; false-alarm rate 1e-3. Without the noise most reject."""
+    """Of columns permuted anew, 400 tests at .05: .015 to .095; false-alarm rate 5e-4. Without the noise most reject."""
     random, small, means, naive = np.random.default_rng(3), [], [], []
     for seed in range(400):
         frame = table(seed, 2000).apply(lambda column: random.permutation(column.to_numpy()))
@@ -153,7 +153,7 @@ def test_tests_of_unrelated_columns_have_their_size(epsilon: str, monkeypatch: p
             if seed < 40:
                 naive.append(independence(found, first, second).p_value)
     for values in (small, means):
-        assert 0.02 <= np.mean(np.array(values) < 0.05) <= 0.085
+        assert 0.015 <= np.mean(np.array(values) < 0.05) <= 0.095
     assert np.mean(np.array(naive) < 0.05) > 0.6
 
 
@@ -230,7 +230,7 @@ def test_there_is_no_test_where_its_law_does_not_hold() -> None:
     persons = replace(found, release=replace(found.release, unit=Unit("patient", 3)))
     assert relation(persons, "region", "premium").no_test == "rows of one patient are not independent"
     drowned = next(held(frame.head(60), request("0.1")))
-    assert relation(drowned, "region", "premium").no_test == "it is below the noise: nothing can be said"
+    assert relation(drowned, "region", "premium").no_test == "its strength cannot be told in this noise"
     every = relations(found)
     assert len(every) == 10
     values = [abs(each.strength.value) for each in every if each.strength is not None]

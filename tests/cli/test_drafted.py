@@ -212,6 +212,13 @@ def test_the_demo_touches_no_table_of_yours(folder: Path, call: Call) -> None:
     assert "file is no folder" in call("demo", "file").message
 
 
+def test_the_demo_says_where_it_cannot_write(folder: Path, call: Call) -> None:
+    (folder / "file").touch()
+    said = call("demo", "file/below")
+    assert said.code == 4
+    assert said.message.startswith("dpdist: The folder file/below cannot be created: ")
+
+
 def test_the_demo_runs_again_where_the_first_was_deleted(folder: Path, call: Call) -> None:
     for _ in range(2):  # its customers are invented: no budget of theirs is anywhere
         assert call("demo").code == 0

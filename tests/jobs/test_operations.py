@@ -16,6 +16,7 @@ from support.nightly_scene import Place
 
 from dpdist.core.errors import DataError, RefusedError
 from dpdist.core.ledger import state_folder
+from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.jobs import job_file, last_run, status
 
 DPDIST = [sys.executable, "-m", "dpdist"]
@@ -67,6 +68,16 @@ def test_a_reason_is_told_once_however_many_periods_wait(
     home.rename(tmp_path / "hidden")
     monkeypatch.setenv("DPDIST_STATE_HOME", str(tmp_path / "cron"))
     assert place.refused("is missing").count("The witness of the ledger") == 1
+
+
+def test_after_a_raise_a_run_says_the_budget_of_the_ledger(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    place.arrive("d1")
+    place.run()
+    assert "keeps the budget of epsilon 1, delta 1e-06" in capsys.readouterr().out
+    place.ledger.raise_budget(PrivacyLoss.parse(4, "1e-5"))
+    place.arrive("d2")
+    place.run()
+    assert "keeps the budget of epsilon 4, delta 1e-05" in capsys.readouterr().out
 
 
 def test_status_names_what_waits_and_what_is_refused(place: Place) -> None:

@@ -219,9 +219,11 @@ def test_of_a_table_of_noise_no_percent_is_told() -> None:
 def test_merged_categories_are_told_in_a_sentence() -> None:
     merged: Any = (("churned", ("yes", "missing")), ("plan", ("premium", "missing")))
     found = Relation("churned", "plan", Strength("Cramér's V", 0.2, (0.1, 0.3), merged), None, "none")
-    said = "yes and missing of churned, and premium and missing of plan, are merged: too few rows for this noise."
+    said = (
+        "yes and missing of churned, and premium and missing of plan, are counted together, as some have too few rows"
+    )
     assert said in relation_text(found)
     one = replace(found, strength=Strength("eta", 0.2, (0.1, 0.3), (("plan", ("a", "b", "c")),)))
-    assert "; a, b and c of plan are merged: too few rows for this noise." in relation_text(one)
+    assert "; a, b and c of plan are counted together, as some have too few rows for this noise." in relation_text(one)
     footnote = "* Small categories are merged, as they have too few rows for this noise: named with the pair alone."
     assert footnote in " ".join(relations_text([found], None).split())

@@ -302,12 +302,13 @@ def stage_words(release: Release) -> str:
         part = f"epsilon {stage_guarantee.loss.epsilon:g} of it"
     text = f" Chosen first, privately, by {release.stage.mechanism} ({part}): "
     share = release.stage.chosen.get("quantile")
-    of = "all rows of each privacy unit" if release.bound.unit_norm else "scaled rows"
     if "scale" in release.stage.chosen:
         chosen = "centre and scale" if "centre" in release.stage.chosen else "the scale"
         clip = f", clip norm {exactly(release.bound.clip_norm)}" if "clip_norm" in release.stage.chosen else ""
-        clip += "" if share is None else f", about the {share:g}-quantile of the norms of {of}"
+        if share is not None and not release.bound.unit_norm:  # of units the noise hides which quantile it is
+            clip += f", about the {share:g}-quantile of the norms of scaled rows"
         return f"{text}{chosen} of each column{clip}. {blindly_scaled_message(release)}".rstrip()
     position = "which by the schema no row exceeds" if share is None else f"about the {share:g}-quantile of the norms"
-    position += f" of {of}" if release.bound.unit_norm else ""
+    if share is not None and release.bound.unit_norm:
+        position = "of all rows of each privacy unit"
     return f"{text}clip norm {exactly(release.bound.clip_norm)}, {position}."
