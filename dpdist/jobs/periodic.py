@@ -34,7 +34,7 @@ from dpdist.core.errors import DataError, DpdistError, RefusedError
 from dpdist.core.ingest.periods import changes, discard, ingest_period, waiting
 from dpdist.core.ledger.balance import Balance
 from dpdist.core.ledger.state import State
-from dpdist.core.naming import parameter
+from dpdist.core.naming import parameter, step
 from dpdist.core.paths import local
 from dpdist.core.pipeline import release
 from dpdist.core.pipeline.clip_norm import draw_alone
@@ -216,7 +216,8 @@ def _choose_scale(series: Series, cluster: Cluster, say: Callable[[str], None]) 
             raise RefusedError(
                 f"The scale and the releases of all periods together cost each row {guarantee.loss}. The budget is "
                 f"{series.ledger.budget}, and a row of {', '.join(chosen.table.seals)} has left: "
-                f"{accounts.left(chosen.table.seals)}. Nothing was charged or drawn. Reduce {parameter('epsilon')}."
+                f"{accounts.left(chosen.table.seals)}. Nothing was charged or drawn. Reduce {parameter('epsilon')}, "
+                f"or raise the budget with {step('ledger raise')}."
             )
     if draw_alone(chosen, cluster, "Counting columns"):
         share = chosen.plan.share_message

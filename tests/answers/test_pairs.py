@@ -140,7 +140,7 @@ def test_cells_counts_and_means_have_the_errors_that_are_stated(neighbours: Neig
 
 @pytest.mark.parametrize("epsilon", ["0.2", "1"])
 def test_tests_of_unrelated_columns_have_their_size(epsilon: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of columns permuted anew, 400 tests at .05: .015 to .095; false-alarm rate 5e-4. Without the noise most reject."""
+    """400 tests at .05 of columns permuted anew: .015 to .095; false-alarm rate 5e-4. Without the noise most reject."""
     random, small, means, naive = np.random.default_rng(3), [], [], []
     for seed in range(400):
         frame = table(seed, 2000).apply(lambda column: random.permutation(column.to_numpy()))

@@ -204,7 +204,10 @@ def require_seen(
     if enough is not None:
         cure = f"Use {parameter('epsilon', f'{enough / MICRO:g}')} or more, or scale"
     needed = f"{least} privacy units" if together else f"{least} rows"
-    ranges = f", or use its public ranges ({parameter('clip', 'schema')})" if _in_ranges(counting) else ""
+    ranges = ""
+    if _in_ranges(counting):
+        ranges = f", or use its public ranges ({parameter('clip', 'schema')}; a schema with missing = "
+        ranges += '"centre" then takes "fill", their middle)'
     raise RefusedError(
         f"The scale would be chosen with {loss}, a part of the loss, which requires at least {needed}; the table "
         f"has {'at most ' if private else ''}{rows}{' rows' * together}. Nothing was spent. {cure} the "
