@@ -92,8 +92,8 @@ class UnfitError(Exception):
         if any(reason == NO_NUMBER for _, _, reason in self.faults):
             hint = (
                 f" (for a column without numbers, replace kind by {NOT_NUMBERS}; list text that means a missing value: "
-                'missing_values = ["?"]; write numbers with decimal commas, marks of thousands or units as plain ones, in '
-                "Python: pandas.read_csv(FILE, decimal=',', thousands='.'), or FRAME[COLUMN].str.strip(' €%'), and "
+                'missing_values = ["?"]; write numbers with decimal commas, marks of thousands or units as plain ones, '
+                "in Python: pandas.read_csv(FILE, decimal=',', thousands='.'), or FRAME[COLUMN].str.strip(' €%'), and "
                 ".to_csv(NEW, index=False))"
             )
         shown = f"{source}, {'; '.join(reports)}{suffix}"
