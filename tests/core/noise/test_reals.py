@@ -233,3 +233,10 @@ def test_within_a_step_the_density_falls_as_it_must(law: Density) -> None:
         mean = 1 - np.sum(edges[:-1] * -np.diff(np.exp(-edges)))
     error = np.sqrt(1 / 12 / size)
     assert abs(total / size - 64 * mean) < 5 * error < abs(total / size - 0.5)
+
+
+def test_every_place_of_a_batch_of_normals_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of memory that was zero, each has 128 fractional bits then: no word is 0 but in one of 2^64 draws."""
+    monkeypatch.setattr("dpdist.core.noise.reals.np.empty", np.zeros)
+    for size in (1, 2, 7):
+        assert exact_normals(size, SYSTEM).fraction.all()
