@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
 from support.registered import NAMES, calibrated
 
 from dpdist.core.errors import UsageError
-from dpdist.core.mechanisms.sensitivity import LatticeQuery
+from dpdist.core.mechanisms.sensitivity import DeclaredQuery, LatticeQuery, ceil_sqrt
 from dpdist.core.privacy.guarantee import Neighbours
 
 REPLACE, ADD = Neighbours.REPLACE_ONE, Neighbours.ADD_REMOVE
@@ -78,3 +79,26 @@ def test_with_one_column_replacing_a_row_takes_no_more_noise_than_removing_one(n
         assert replaced.noise == removed.noise
     if replaced.guarantee is not None and removed.guarantee is not None:
         assert replaced.guarantee.mu_squared == removed.guarantee.mu_squared
+
+
+def test_roots_of_declared_squares_are_rounded_upwards() -> None:
+    for square in (Fraction(0), Fraction(1, 9), *(Fraction(k, 7) for k in range(1, 200)), Fraction(10**40 + 1)):
+        root = ceil_sqrt(square)
+        assert root >= 0
+        assert root**2 >= square > (root - 1) ** 2 or (root, square) == (0, 0)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 16])
+def test_two_neighbours_that_round_apart_in_every_entry_need_all_that_is_added(size: int) -> None:
+    """Entries just beside one half, whose change has signs of orthogonal rows: every norm is the largest there is."""
+    signs = np.array([[1.0]])
+    while len(signs) < size:
+        signs = np.block([[signs, signs], [signs, -signs]])
+    tiny = 1e-9
+    moved = np.rint(0.5 + tiny * signs) - np.rint(0.5 - tiny * signs)
+    assert np.array_equal(moved, signs)
+    declared = {"frobenius": Fraction(2 * tiny) * size}
+    query = DeclaredQuery.of(declared, size, Fraction(1), Neighbours.REPLACE_ONE)
+    assert query.frobenius - 1 == np.linalg.norm(moved)  # one step is for the change itself
+    assert query.nuclear_norm - 1 == math.ceil(np.linalg.norm(moved, "nuc") - 1e-9)
+    assert query.l1 - 1 == np.abs(np.triu(moved)).sum()
