@@ -27,6 +27,7 @@ Matrix = npt.NDArray[np.float64]
 _SHOWN, _CLEAREST = 25, 5
 _NAMED = 20
 _MERGED = "* Small categories are merged, as they have too few rows for this noise: named with the pair alone."
+_SURE = "Each interval holds in 95 of 100 releases."
 _MEASURES = {
     "Cramér's V": "Strength (Cramér's V, 0 to 1)", "eta": "Strength (eta, 0 to 1)", "r": "Correlation",
 }  # fmt: skip
@@ -41,7 +42,7 @@ def counts_text(result: Counts) -> str:
         share, ends = percent_text(result.shares.estimates[i]), " .. ".join(percent_ends(result.shares.intervals[i]))
         rows.append((result.variable.categories[i], count, " .. ".join(between), share, ends))
     hidden = result.variable.size - len(order)
-    return "\n".join([*aligned(rows), *_more(hidden, "category")])
+    return "\n".join([*aligned(rows), *_more(hidden, "category"), _SURE])
 
 
 def table_text(result: Crosstab, percent: str | None) -> str:
@@ -56,6 +57,8 @@ def table_text(result: Crosstab, percent: str | None) -> str:
         values, ends = ratios.estimates, ratios.intervals
         cells = [[percent_text(value) for value in row] for row in values]
         error, unknown = largest_error(ratios), few_text(few)
+        if (values < -0.0005).any():
+            unknown = f"{unknown} A share below 0 is written as 0.0, so a sum may exceed 100.".strip()
     what = "rows" if percent is None else f"percent of {'all rows' if percent == 'all' else f'its {percent}'}"
     title = wrapped(f"{result.rows.name} by {result.columns.name}, {what}:")
     matrix = [("", *map(_short, names[1]))]
@@ -199,7 +202,7 @@ def odds_text(result: Logistic, rows: str) -> str:
     ridge = ", with a small ridge, which moves them towards 1" if result.ridge else ""
     text = (
         f"An odds ratio is for one unit of the column, or for a category in place of the first one "
-        f"({listed(result.references)}), with the others unchanged{ridge}. Intervals are for the noise. The model "
+        f"({listed(result.references)}), with the others unchanged{ridge}. {_SURE} The model "
         "knows the columns by pairs: where three or more act together, it differs from the maximum of the likelihood."
     )
     return "\n".join([
