@@ -93,13 +93,9 @@ def test_every_answer_tells_the_interval_and_what_is_unknown(
     call: Call,
 ) -> None:
     random = np.random.default_rng(8)
-    frame = pd.DataFrame(
-        {
-            "spend": random.lognormal(3, 1.2, 20_000),
-            "age": random.normal(50, 9, 20_000),
-            "kind": random.choice(list("abc"), 20_000),
-        }
-    )
+    age = random.normal(50, 9, 20_000)
+    kind = np.where(age > 55, "a", random.choice(list("abc"), 20_000))
+    frame = pd.DataFrame({"spend": random.lognormal(3, 1.2, 20_000), "age": age, "kind": kind})
     frame.to_parquet("t.parquet")
     columns = [
         Column("spend", "number"),

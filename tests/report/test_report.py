@@ -97,8 +97,11 @@ def test_numbers_are_short_whatever_the_units_are(tmp_path: Path, clip: float) -
 
 
 def test_components_that_may_be_noise_are_grey_and_folded(tmp_path: Path) -> None:
-    text = page(tmp_path, released(epsilon="0.1"), count=4)
-    above = re.search(r"(\d) components? can be distinguished from noise", text)
+    for _ in range(9):  # in one of some twenty, the noise passes for the weakest one
+        text = page(tmp_path, released(epsilon="0.1"), count=4)
+        above = re.search(r"(\d) components? can be distinguished from noise", text)
+        if above is not None and above[1] != "4":
+            break
     assert above is not None
     shown, _, rest = text.partition('<details class="noisy">')
     folded, _, rest = rest.partition("</details>")
