@@ -144,9 +144,9 @@ def classifier_summary(model: LinearClassifier) -> str:
     lengths = clipped_rows(release)
     lines = [wrapped(f"{about} {lengths.describe()}. {lengths.caveat('coefficients')}".rstrip())]
     for place, label in enumerate(_classes(model)):
-        order = _clearest(model, place)[:_SHOWN]
+        order, head = _clearest(model, place)[:_SHOWN], _named(model, label)
         rows: list[tuple[str, ...]] = [
-            (label, "coefficient", "between", "odds ratio") if ends is not None else (label, "coefficient")
+            (head, "coefficient", "between", "odds ratio") if ends is not None else (head, "coefficient")
         ]
         for j in order:
             value = model.coef_[place, j]
@@ -176,13 +176,21 @@ def classifier_plot(model: LinearClassifier, target: object, axes: Any) -> Any:
         low, high = (value, value) if ends is None else ends[place, j]
         rows.append((model._features[j], factors[j] * value, factors[j] * low, factors[j] * high))  # noqa: SLF001
     unit = "log odds" if ends is not None else "discriminant (no intervals are known)"
-    name = label if model._target is None else f"{model._target}={label}"  # noqa: SLF001 - of this package
-    return _forest(rows, axes, f"Coefficients of {_short(name)}", f"{unit} per standard deviation of the column")
+    return _forest(
+        rows, axes, f"Coefficients of {_short(_named(model, label))}", f"{unit} per standard deviation of the column"
+    )
 
 
 def _classes(model: LinearClassifier) -> list[str]:
     """Return the class of each row of coefficients: the second of two, or all."""
     return list(map(str, model.classes_[1:] if len(model.coef_) == 1 else model.classes_))
+
+
+def _named(model: LinearClassifier, label: str) -> str:
+    """Return the name of a class: of a variable of the schema, as its column has it."""
+    target = model._target  # noqa: SLF001 - of this package
+    flag = {"True": "yes", "False": "no"}.get(label, label)
+    return label if target is None else f"{target}={flag}"
 
 
 def _clearest(model: LinearClassifier, place: int) -> list[int]:

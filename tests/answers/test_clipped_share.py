@@ -129,6 +129,7 @@ def test_every_answer_tells_the_interval_and_what_is_unknown(
         dpdist.PrivateLogisticRegression.from_release("r.zarr", "kind"),
     ):  # fmt: skip
         assert "For the rows as they are, " in " ".join(estimator.summary().split())
+    assert "kind=b" in dpdist.PrivateLogisticRegression.from_release("r.zarr", "kind").summary()
 
 
 @pytest.mark.usefixtures("apart")
