@@ -194,7 +194,7 @@ def test_persons_are_named_by_a_column_that_the_schema_leaves_out() -> None:
 
 def test_a_class_below_the_noise_keeps_its_place_and_its_share() -> None:
     random = np.random.default_rng(4)
-    x, rare = random.normal(size=N), random.random(N) < 0.004
+    x, rare = random.normal(size=N), random.random(N) < 0.002
     y = np.where(rare, "rare", np.where(x + random.normal(size=N) > 0, "high", "low"))
     fitted = PrivateLogisticRegression(["rare", "low", "high"], **ASK).fit(np.column_stack([x, x**2 % 1]), y)
     odds = fitted.predict_proba(np.column_stack([x, x**2 % 1]))
