@@ -30,7 +30,7 @@ from dpdist.core.release.artefact import Release
 from dpdist.core.rows.schema import Schema
 from dpdist.core.storage.arrays import Text, digest_of_objects, put_array, read_arrays, require_format
 from dpdist.core.storage.store import AnyStore, store_at
-from dpdist.core.text import has_control, repeated, schema_of, visible
+from dpdist.core.text import can_be_published, schema_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -191,9 +191,7 @@ def open_model(path: AnyStore) -> Model:
         if components.eigenvalues is not None:
             falling = np.diff(components.eigenvalues) <= 0
             sound = sound and bool(np.isfinite(components.eigenvalues).all() and falling.all())
-        sound = (
-            sound and not repeated(map(visible, attributes.columns)) and not any(map(has_control, attributes.columns))
-        )
+        sound = sound and can_be_published(attributes.columns)
         schema = None if attributes.schema is None else Schema.from_json(attributes.schema)
         model = Model(
             attributes.release_id, attributes.columns, components, schema, attributes.correlation, attributes.feasible

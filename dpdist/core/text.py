@@ -8,7 +8,7 @@ import re
 import shutil
 import textwrap
 from collections import Counter
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import fields
 from decimal import ROUND_CEILING, Decimal
 from typing import Any
@@ -50,6 +50,11 @@ def visible(text: str) -> str:
     ('A1', True)
     """
     return normalize("NFC", re.sub(r"\s", " ", _IGNORED.sub("", text)).strip())
+
+
+def can_be_published(names: Sequence[str]) -> bool:
+    """Return whether names differ as they are seen, and hold no character that cannot be."""
+    return not repeated(map(visible, names)) and not any(map(has_control, names))
 
 
 def printable(text: str) -> str:

@@ -14,7 +14,7 @@ from dpdist.answers.regression import Estimate, Regression
 from dpdist.core.naming import parameter, step
 from dpdist.core.release.artefact import Release
 from dpdist.core.text import counted, exactly, listed, wrapped
-from dpdist.report.text import aligned
+from dpdist.report.text import EACH_INTERVAL, aligned
 
 
 def common_power(values: Iterable[float]) -> int:
@@ -61,7 +61,6 @@ def number(value: float) -> Markup:
 _SHOWN = 25
 _FACTORS, _TOLD = 5, 3.0
 """Most factors of a target with a logarithm, and the longest interval of a coefficient that is told as one."""
-_ABOUT = "Each interval holds in 95 of 100 releases."
 _POPULATION = (
     " That for the population assumes that rows are independent draws from it, with residuals of equal variance."
 )
@@ -71,7 +70,7 @@ def about_intervals(release: Release, results: Sequence[Regression]) -> str:
     """Return what the intervals of some regressions describe and assume."""
     population = any(result.intercept.population_interval is not None for result in results)
     used = [_places(release, result) for result in results]
-    about = _ABOUT + _POPULATION * population
+    about = EACH_INTERVAL + _POPULATION * population
     plain = not results[0].ridge and results[0].components is None
     gaps = dict.fromkeys(name for places in used for name in incomplete(release, places))
     if gaps and plain:

@@ -21,13 +21,12 @@ from dpdist.answers.variables import Numeric, Variables
 from dpdist.core.naming import parameter, step
 from dpdist.core.text import counted, listed, wrapped
 from dpdist.report.shares import count_text, few_text, known_shares, largest_error, percent_ends, percent_text
-from dpdist.report.text import aligned
+from dpdist.report.text import EACH_INTERVAL, aligned
 
 Matrix = npt.NDArray[np.float64]
 _SHOWN, _CLEAREST = 25, 5
 _NAMED = 20
 _MERGED = "* Small categories are merged, as they have too few rows for this noise: named with the pair alone."
-_SURE = "Each interval holds in 95 of 100 releases."
 _MEASURES = {
     "Cramér's V": "Strength (Cramér's V, 0 to 1)", "eta": "Strength (eta, 0 to 1)", "r": "Correlation",
 }  # fmt: skip
@@ -42,7 +41,7 @@ def counts_text(result: Counts) -> str:
         share, ends = percent_text(result.shares.estimates[i]), " .. ".join(percent_ends(result.shares.intervals[i]))
         rows.append((result.variable.categories[i], count, " .. ".join(between), share, ends))
     hidden = result.variable.size - len(order)
-    return "\n".join([*aligned(rows), *_more(hidden, "category"), _SURE])
+    return "\n".join([*aligned(rows), *_more(hidden, "category"), EACH_INTERVAL])
 
 
 def table_text(result: Crosstab, percent: str | None) -> str:
@@ -202,7 +201,7 @@ def odds_text(result: Logistic, rows: str) -> str:
     ridge = ", with a small ridge, which moves them towards 1" if result.ridge else ""
     text = (
         f"An odds ratio is for one unit of the column, or for a category in place of the first one "
-        f"({listed(result.references)}), with the others unchanged{ridge}. {_SURE} The model "
+        f"({listed(result.references)}), with the others unchanged{ridge}. {EACH_INTERVAL} The model "
         "knows the columns by pairs: where three or more act together, it differs from the maximum of the likelihood."
     )
     return "\n".join([

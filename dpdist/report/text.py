@@ -23,6 +23,8 @@ ALIGNED = (
     "The alignment of a component is its squared cosine with the exact one: 1 is the same direction, 0 a right angle."
 )
 
+EACH_INTERVAL = "Each interval holds in 95 of 100 releases."
+
 
 def comparison(statements: Sequence[MechanismInfo], others: int = 0) -> str:
     """Return the claim and the proof of each mechanism, and the number of others, as wide as the terminal."""

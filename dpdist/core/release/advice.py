@@ -308,7 +308,10 @@ def stage_words(release: Release) -> str:
         if share is not None and not release.bound.unit_norm:  # of units the noise hides which quantile it is
             clip += f", about the {share:g}-quantile of the norms of scaled rows"
         return f"{text}{chosen} of each column{clip}. {blindly_scaled_message(release)}".rstrip()
-    position = "which by the schema no row exceeds" if share is None else f"about the {share:g}-quantile of the norms"
-    if share is not None and release.bound.unit_norm:
+    if share is None:
+        position = "which by the schema no row exceeds"
+    elif release.bound.unit_norm:
         position = "of all rows of each privacy unit"
+    else:
+        position = f"about the {share:g}-quantile of the norms"
     return f"{text}clip norm {exactly(release.bound.clip_norm)}, {position}."

@@ -42,7 +42,7 @@ from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.units import Unit
 from dpdist.core.storage.arrays import Array, attributes_of, complete_arrays, require_format
 from dpdist.core.storage.store import AnyStore, store_at
-from dpdist.core.text import as_json, exactly, has_control, repeated, visible
+from dpdist.core.text import as_json, can_be_published, exactly
 from dpdist.core.triangle import TILE, Band
 
 FORMAT = "dpdist-release/1"
@@ -410,7 +410,7 @@ def _agrees(release: Release) -> bool:
         sigma = noise.details.get(f"sigma_{entry}")  # rounding adds to its square
         if isinstance(sigma, int | float) and variance is not None and variance < (1 - 1e-12) * float(sigma) ** 2:
             return False
-    return not repeated(map(visible, release.names)) and not any(map(has_control, release.names))
+    return can_be_published(release.names)
 
 
 def _follows(release: Release) -> bool:
