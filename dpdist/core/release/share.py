@@ -47,7 +47,7 @@ from dpdist.core.ledger.state_folder import StateFile, state_home
 from dpdist.core.naming import step
 from dpdist.core.noise.masks import KeySet, new_key, public_key
 from dpdist.core.release.artefact import Heading
-from dpdist.core.release.attributes import NAME, Coverage
+from dpdist.core.release.attributes import Coverage, SiteName
 from dpdist.core.release.request import id_of
 from dpdist.core.release.session import Terms
 from dpdist.core.release.trusted import Answer, MomentTransaction
@@ -155,7 +155,7 @@ class ShareHead(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     format: str
     session: _Hex  # digest of the terms
     keys: _Hex  # digest of the public keys of all sites
-    site: Annotated[str, Meta(pattern=rf"^{NAME}\Z")]
+    site: SiteName
     release_id: Annotated[str, Meta(pattern=rf"^{ID_PATTERN}\Z")]  # in the ledger of the site
     entries: Annotated[int, Meta(ge=1)]
     extents: tuple[Coverage, ...]
