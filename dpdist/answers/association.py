@@ -83,16 +83,19 @@ def independence(held: Variables, a: Categorical, b: Categorical) -> Test:
 
 def same_means(held: Variables, number: Numeric, by: Categorical) -> Test:
     """Test whether the means of a number are the same in all categories of a variable."""
-    residual, noise, spread = _group_residual(held, number, by)
+    spread = _spread(held, number)
+    residual, noise = _group_residual(held, number, by, spread.mean)
     of_one = covariance_of_shares(category_shares(held, by.name), by.basis)
     product = held.margin(by.name).variance * held.total(number.place).variance / held.rows**2
-    return _chi_square(residual, held.rows * spread * of_one + noise - product * np.eye(len(noise)))
+    return _chi_square(residual, held.rows * spread.variance * of_one + noise - product * np.eye(len(noise)))
 
 
 def no_correlation(held: Variables, a: Numeric, b: Numeric) -> Test:
     """Test whether two numbers are not correlated."""
-    covariance, spreads, variance = _covariance(held, a, b)
-    z = covariance / math.sqrt(variance + spreads[0] * spreads[1] / held.rows)
+    n, (x, y), product = held.rows, (_spread(held, v) for v in (a, b)), held.product(a.place, b.place)
+    variance = product.variance + y.mean**2 * held.total(a.place).variance + x.mean**2 * held.total(b.place).variance
+    variance = (variance + (x.mean * y.mean) ** 2 * held.precision.rows) / n**2
+    z = (float(product.values) / n - x.mean * y.mean) / math.sqrt(variance + x.variance * y.variance / n)
     return Test(z**2, 1, float(2 * norm.sf(abs(z))))
 
 
@@ -114,32 +117,32 @@ def cramers_v(held: Variables, a: Categorical, b: Categorical) -> Strength | Non
 
 def eta(held: Variables, number: Numeric, by: Categorical) -> Strength | None:
     """Return the root of the share of a number's variance between categories; None if one is below the noise."""
-    residual, noise, spread = _group_residual(held, number, by)
-    of_spread = _spread(held, number)[2]
-    if spread * held.rows <= _CLEAR / 2 * math.sqrt(of_spread):
+    spread = _spread(held, number)
+    residual, noise = _group_residual(held, number, by, spread.mean)
+    if not spread.seen(held.rows):
         return None
-    of_sum = held.by_category(by.name, number.place).variance / spread
+    of_sum = held.by_category(by.name, number.place).variance / spread.variance
     merging = _merging(_counts(held, by), _CLEAR * math.sqrt(held.margin(by.name).variance + of_sum))
     if merging.shape[1] < 2:
         return None
     onto = merging.T @ by.basis
     share, fixed, growing = _without_noise(onto @ residual, onto @ noise @ onto.T, 1 / (merging.T @ _counts(held, by)))
-    return _rooted("eta", share, held.rows * spread, (fixed, growing, of_spread), _merged(by, merging))
+    whole = held.rows * spread.variance
+    return _rooted("eta", share, whole, (fixed, growing, spread.noise), _merged(by, merging))
 
 
 def correlation_of(held: Variables, a: Numeric, b: Numeric) -> Strength | None:
     """Return the correlation of two numbers; None if one varies less than the noise."""
-    n, covariance = held.rows, _covariance(held, a, b)[0]
-    (mean_a, spread_a, of_a), (mean_b, spread_b, of_b) = (_spread(held, v) for v in (a, b))
-    if any(n * spread <= _CLEAR / 2 * math.sqrt(each) for spread, each in ((spread_a, of_a), (spread_b, of_b))):
+    n, (x, y), product = held.rows, (_spread(held, v) for v in (a, b)), held.product(a.place, b.place)
+    if not (x.seen(n) and y.seen(n)):
         return None
-    scale = math.sqrt(spread_a * spread_b)
-    r = covariance / scale
+    scale = math.sqrt(x.variance * y.variance)
+    r = (float(product.values) / n - x.mean * y.mean) / scale
     # the derivatives of n r by the sums, whose noises are independent
-    by_squares = [-r / (2 * spread) for spread in (spread_a, spread_b)]
-    by_totals = [r * mean_a / spread_a - mean_b / scale, r * mean_b / spread_b - mean_a / scale]
-    by_rows = mean_a * mean_b / scale - r / 2 * (mean_a**2 / spread_a + mean_b**2 / spread_b)
-    variance = held.product(a.place, b.place).variance / scale**2 + by_rows**2 * held.precision.rows
+    by_squares = [-r / (2 * each.variance) for each in (x, y)]
+    by_totals = [r * x.mean / x.variance - y.mean / scale, r * y.mean / y.variance - x.mean / scale]
+    by_rows = x.mean * y.mean / scale - r / 2 * (x.mean**2 / x.variance + y.mean**2 / y.variance)
+    variance = product.variance / scale**2 + by_rows**2 * held.precision.rows
     for v, by_square, by_total in zip((a, b), by_squares, by_totals, strict=True):
         variance += by_square**2 * held.square(v.place).variance + by_total**2 * held.total(v.place).variance
     deviation = math.sqrt(variance) / n
@@ -187,31 +190,32 @@ def _pair_noise(held: Variables, a: Categorical, b: Categorical) -> Matrix:
     return noise + both.variance * np.eye(len(noise))
 
 
-def _group_residual(held: Variables, number: Numeric, by: Categorical) -> tuple[Matrix, Matrix, float]:
-    """Return D of a number by category, the covariance of its noise, and the variance of the number."""
-    n, r, t = held.rows, held.margin(by.name), held.total(number.place)
-    x, (mean, spread, _) = held.by_category(by.name, number.place), _spread(held, number)
+def _group_residual(held: Variables, number: Numeric, by: Categorical, mean: float) -> tuple[Matrix, Matrix]:
+    """Return D of a number by category, and the covariance of its noise."""
+    n, r, t, x = held.rows, held.margin(by.name), held.total(number.place), held.by_category(by.name, number.place)
     noise = (x.variance + mean**2 * r.variance) * np.eye(by.size - 1)
     noise += (t.variance + held.precision.rows * mean**2) * np.outer(r.values, r.values) / n**2
-    return x.values - mean * r.values, noise, spread
+    return x.values - mean * r.values, noise
 
 
-def _spread(held: Variables, number: Numeric) -> tuple[float, float, float]:
-    """Return the mean of a number, its variance, and the variance of the noise of n times that, to first order."""
+@dataclass(frozen=True)
+class _Spread:
+    """Mean and variance of a number, and the variance of the noise of n times the latter, to first order."""
+
+    mean: float
+    variance: float
+    noise: float
+
+    def seen(self, rows: float) -> bool:
+        """Whether the number varies by more than the noise."""
+        return rows * self.variance > _CLEAR / 2 * math.sqrt(self.noise)
+
+
+def _spread(held: Variables, number: Numeric) -> _Spread:
     total, square = held.total(number.place), held.square(number.place)
     mean = float(total.values[0]) / held.rows
     noise = square.variance + 4 * mean**2 * total.variance + mean**4 * held.precision.rows
-    return mean, max(float(square.values) / held.rows - mean**2, 0.0), noise
-
-
-def _covariance(held: Variables, a: Numeric, b: Numeric) -> tuple[float, tuple[float, float], float]:
-    """Return the covariance of two numbers, their variances, and the variance of its noise."""
-    n, totals = held.rows, [held.total(v.place) for v in (a, b)]
-    (first, spread_a, _), (second, spread_b, _) = (_spread(held, v) for v in (a, b))
-    product = held.product(a.place, b.place)
-    variance = product.variance + second**2 * totals[0].variance + first**2 * totals[1].variance
-    variance = (variance + (first * second) ** 2 * held.precision.rows) / n**2
-    return float(product.values) / n - first * second, (spread_a, spread_b), variance
+    return _Spread(mean, max(float(square.values) / held.rows - mean**2, 0.0), noise)
 
 
 def _merging(counts: Matrix, least: float) -> Matrix:

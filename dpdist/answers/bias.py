@@ -272,10 +272,11 @@ class ClippedRows:
             return f"unknown: {busy} less (with a larger clip norm fewer do, with more noise)"
         share = {"nearly all were": "nearly all of them", "how many is unknown": "some of them"}
         rows = share.get(self.clipped, self.clipped).replace("of them", "of the rows")
-        cures = [f"give {listed(self.skewed)} a transform"] if self.skewed else []
-        fewer = f"{parameter('clip', 'schema')} clips none" if self.ranged else "a larger clip norm clips fewer"
-        cures.append(f"{fewer}; {step('forecast')} compares the noise")
-        return f"unknown: {'numbers of ' * self.beside}{rows} were clipped ({', or '.join(cures)})"
+        none = parameter("clip", "schema") if self.ranged else ""
+        fewer = [f"a transform of {listed(self.skewed)}"] * bool(self.skewed) + ["a larger clip norm"] * (not none)
+        cures = [f"{' or '.join(fewer)} clips fewer"] * bool(fewer) + [f"{none} clips none"] * bool(none)
+        what = f"{'numbers of ' * self.beside}{rows}"
+        return f"unknown: {what} were clipped ({', '.join(cures)}; {step('forecast')} compares the noise)"
 
     @property
     def filled(self) -> ClippedRows:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dpdist.answers.block import NORMAL
 from dpdist.answers.categories import Categorical, Matrix
 from dpdist.answers.crosstab import categorical_of
 from dpdist.answers.ratios import Ratios, ratios
@@ -36,6 +37,13 @@ class GroupMeans:
     means: Ratios  # (k,)
     differences: Matrix  # (k, k): of the mean in each row less that in each column; NaN where one is unknown
     deviations: Matrix  # (k, k): of the noise in the differences
+
+    def difference(self, i: int, j: int) -> tuple[float, float, float]:
+        """Return the difference of two means with the ends of its interval, none beyond what the range allows."""
+        value, reach = float(self.differences[i, j]), NORMAL * float(self.deviations[i, j])
+        most = self.number.limits[1] - self.number.limits[0]
+        value, low, high = np.clip([value, value - reach, value + reach], -most, most).tolist()
+        return value, low, high
 
 
 def group_means(held: Variables, number: str, by: str) -> GroupMeans:
@@ -56,7 +64,8 @@ def group_means(held: Variables, number: str, by: str) -> GroupMeans:
     np.fill_diagonal(deviations, 0.0)
     unit = abs(numeric.unit)
     return GroupMeans(
-        variable, numeric, size, float(np.sqrt(counts.variance)), means.mapped(numeric.shift, numeric.unit),
+        variable, numeric, size, float(np.sqrt(counts.variance)),
+        means.mapped(numeric.shift, numeric.unit).clipped(*numeric.limits),
         numeric.unit * (m[:, None] - m[None]), unit * deviations,
     )  # fmt: skip
 

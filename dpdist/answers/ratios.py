@@ -31,8 +31,11 @@ class Ratios:
         return Ratios(shift + unit * self.estimates, np.sort(mapped, axis=-1))
 
     def clipped(self, low: float, high: float) -> Ratios:
-        """Return them, and their intervals, within two ends that the exact ratios keep."""
-        return Ratios(np.clip(self.estimates, low, high), np.clip(self.intervals, low, high))
+        """Return them, and their intervals, within two ends that the exact ratios keep; nothing known stays so."""
+        known = np.isfinite(self.intervals)
+        return Ratios(
+            np.clip(self.estimates, low, high), np.where(known, np.clip(self.intervals, low, high), self.intervals)
+        )
 
 
 def ratios(

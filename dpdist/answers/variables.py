@@ -28,6 +28,7 @@ rows, by the traces alone. *Variables that are not complete* are left out, and n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -56,6 +57,7 @@ class Numeric:
     weight: float = 1.0  # of the indicator
     filled: bool = False  # missing cells count as the centre, and are not counted
     column: Column | None = None  # of the schema
+    limits: tuple[float, float] = (-math.inf, math.inf)  # of clipped values, in units of the source
 
 
 @dataclass(frozen=True)
@@ -254,9 +256,11 @@ def _described(release: Release) -> tuple[dict[str, Categorical], dict[str, Nume
             left_out[column.name] = "the private scale did not see it"
         else:
             place = index[column.value_name]
+            shift, (low, high, *_) = float(shifts[place]), release.schema.affine(column)
             numeric[column.value_name] = Numeric(
-                column.value_name, place, float(shifts[place]), float(units[place]),
+                column.value_name, place, shift, float(units[place]),
                 index[f"{column.name}=missing"] if column.missing == "pairwise" else None,
                 float(column.weight or 1), column.missing in {"centre", "fill", "indicator"}, column,
+                (min(low, shift), max(high, shift)),  # clipped rows move towards the centre, which may be elsewhere
             )  # fmt: skip
     return categorical, numeric, left_out

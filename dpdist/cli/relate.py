@@ -182,16 +182,13 @@ def _means_json(result: GroupMeans) -> list[dict[str, Any]]:
 
 def _differences_json(result: GroupMeans) -> list[dict[str, Any]]:
     """Return the difference of the means of each two groups, with its 95 % interval."""
-    names, reach = result.variable.categories, NORMAL * result.deviations
+    names = result.variable.categories
+    ends = ("difference", "low", "high")
     return [
-        {
-            "of": names[i], "less": names[j], "difference": _finite(result.differences[i, j]),
-            "low": _finite(result.differences[i, j] - reach[i, j]),
-            "high": _finite(result.differences[i, j] + reach[i, j]),
-        }
+        {"of": names[i], "less": names[j]} | dict(zip(ends, map(_finite, result.difference(i, j)), strict=True))
         for i in range(len(names))
         for j in range(i)
-    ]  # fmt: skip
+    ]
 
 
 def _share(name: str, result: Ratios, *place: int) -> dict[str, float | None]:

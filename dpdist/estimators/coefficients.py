@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 25
 """Largest number of rows in a table, and of bars in a picture."""
-_NAMED = 40
+_DRAWN = 40
 """Largest number of columns in a picture of correlations."""
 _LETTERS = 24
 
@@ -91,7 +91,7 @@ def covariance_plot(model: PrivateCovariance, axes: Any) -> Any:
     """Draw the correlations of the columns above the noise as a heat map; crossed out: the interval contains 0."""
     below, names = set(model.below_noise_), model.release_.names
     below |= {names.index(name) for name in references_of(model.release_)}
-    drawn_columns = [j for j in range(len(names)) if j not in below and np.isfinite(model.correlation_[j, j])][:_NAMED]
+    drawn_columns = [j for j in range(len(names)) if j not in below and np.isfinite(model.correlation_[j, j])][:_DRAWN]
     if not drawn_columns:
         raise UsageError("The variances of all columns are below the noise, so no correlation can be drawn.")
     values, axes = model.correlation_[np.ix_(drawn_columns, drawn_columns)], new_axes(axes)
@@ -144,7 +144,7 @@ def classifier_summary(model: LinearClassifier) -> str:
     lengths = clipped_rows(release)
     lines = [wrapped(f"{about} {lengths.describe()}. {lengths.caveat('coefficients')}".rstrip())]
     for place, label in enumerate(_classes(model)):
-        order, head = _clearest(model, place)[:_SHOWN], _named(model, label)
+        order, head = _clearest(model, place)[:_SHOWN], _class_name(model, label)
         rows: list[tuple[str, ...]] = [
             (head, "coefficient", "between", "odds ratio") if ends is not None else (head, "coefficient")
         ]
@@ -177,7 +177,7 @@ def classifier_plot(model: LinearClassifier, target: object, axes: Any) -> Any:
         rows.append((model._features[j], factors[j] * value, factors[j] * low, factors[j] * high))  # noqa: SLF001
     unit = "log odds" if ends is not None else "discriminant (no intervals are known)"
     return _forest(
-        rows, axes, f"Coefficients of {_short(_named(model, label))}", f"{unit} per standard deviation of the column"
+        rows, axes, f"Coefficients of {_short(_class_name(model, label))}", f"{unit} per standard deviation of the column"
     )
 
 
@@ -186,7 +186,7 @@ def _classes(model: LinearClassifier) -> list[str]:
     return list(map(str, model.classes_[1:] if len(model.coef_) == 1 else model.classes_))
 
 
-def _named(model: LinearClassifier, label: str) -> str:
+def _class_name(model: LinearClassifier, label: str) -> str:
     """Return the name of a class: of a variable of the schema, as its column has it."""
     target = model._target  # noqa: SLF001 - of this package
     flag = {"True": "yes", "False": "no"}.get(label, label)

@@ -147,7 +147,7 @@ def mean_of(held: Variables, numeric: Numeric) -> Ratios:
     """Return the mean of a number over the rows with a value, in units of the source."""
     total = held.total(numeric.place)
     mean = ratios(float(total.values[0]), *_rows_with(held, numeric, total.variance))
-    return mean.mapped(numeric.shift, numeric.unit)
+    return mean.mapped(numeric.shift, numeric.unit).clipped(*numeric.limits)
 
 
 def _rows_with(held: Variables, numeric: Numeric, of_total: float) -> tuple[float, float, float]:

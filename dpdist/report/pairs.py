@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from dpdist.answers.association import Strength
-from dpdist.answers.block import NORMAL
 from dpdist.answers.crosstab import Counts, Crosstab
 from dpdist.answers.dates import date_of
 from dpdist.answers.group_means import GroupMeans
@@ -86,8 +85,7 @@ def means_text(result: GroupMeans, *, clipped: bool) -> str:
     if result.variable.size > 2:
         parts += _differences(result)
     if result.variable.size == 2 and math.isfinite(result.differences[1, 0]):
-        value, reach = result.differences[1, 0], NORMAL * result.deviations[1, 0]
-        shown, *ends = alike(value, value - reach, value + reach)
+        shown, *ends = alike(*result.difference(1, 0))
         no, yes = result.variable.categories
         unit = unit_of(result.number)
         parts.append(wrapped(f"The mean of {yes} less that of {no}: {shown}{unit} ({' .. '.join(ends)})."))
@@ -107,8 +105,7 @@ def _differences(result: GroupMeans) -> list[str]:
     names, sentences = result.variable.categories, []
     for i, j in clear:
         first, second = (i, j) if result.differences[i, j] > 0 else (j, i)
-        value, reach = abs(result.differences[i, j]), NORMAL * result.deviations[i, j]
-        shown, *ends = alike(value, value - reach, value + reach)
+        shown, *ends = alike(*result.difference(first, second))
         sentences.append(f"{names[first]} less {names[second]} {shown}{unit_of(result.number)} ({' .. '.join(ends)})")
     more = "" if len(clear) == len(pairs) else f" All {len(pairs)}: {parameter('json')}."
     return [wrapped(f"Differences, the clearest first: {'; '.join(sentences)}.{more}")]

@@ -112,7 +112,7 @@ def test_every_answer_tells_the_interval_and_what_is_unknown(
                     ("pca", "r.zarr", "c.zarr", "--correlation")):  # fmt: skip
         told = " ".join(call(*command).out.split())
         assert f"clipped to norm 2.475 ({low} to {high}% of them)" in told, told
-        cures = "(give spend a transform, or a larger clip norm clips fewer; dpdist forecast compares the noise)"
+        cures = "(a transform of spend or a larger clip norm clips fewer; dpdist forecast compares the noise)"
         assert f"unknown: numbers of {low} to {high}% of the rows were clipped {cures}" in told, told
     ranged = [replace(columns[0], range=(0, 10**6)), *columns[1:]]
     dpdist.ingest_rows("t.parquet", "u.zarr", budget=LOSS, schema=Schema(ranged, scale="range"))

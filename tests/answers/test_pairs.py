@@ -29,6 +29,7 @@ from dpdist.core.release.request import Centring, ReleaseRequest
 from dpdist.core.rows.columns import Column
 from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.units import Unit
+from dpdist.report.columns import mean_of
 
 Matrix = npt.NDArray[np.float64]
 N = 4000
@@ -385,3 +386,27 @@ def test_a_column_with_a_transform_is_named_after_it() -> None:
         result = group_means(found, name, "kind")
         assert result.number.name == "log1p(spend)"
         assert np.abs(result.means.estimates - np.log1p(frame["spend"]).groupby(frame["kind"]).mean()).max() < 1e-2
+
+
+@pytest.mark.parametrize("scale", ["range", "none"])
+def test_no_mean_or_interval_is_beyond_what_a_public_range_allows(scale: str) -> None:
+    """A mean of clipped rows is between the ends of the range, or between them and the centre of the rows."""
+    random = np.random.default_rng(7)
+    frame = pd.DataFrame({"premium": random.random(1000) < 0.3, "age": random.choice([20.0, 90.0], 1000, p=[0.9, 0.1])})
+    schema = Schema([Column("premium", "boolean"), Column("age", "number", range=(18, 90))], scale)
+    least, beyond = 18.0 if scale == "range" else 0.0, []
+    for _, found in zip(range(60), held(frame, request("0.2", centring=Centring.PRIVATE), schema), strict=False):
+        number = found.numeric["age"]
+        without = replace(found, numeric={"age": replace(number, limits=(-np.inf, np.inf))})
+        free = group_means(without, "age", "premium").means.intervals
+        beyond.append(bool((np.isfinite(free) & ((free < least) | (free > 90))).any()))
+        answer = group_means(found, "age", "premium")
+        for result in (answer.means, mean_of(found, number)):
+            known = np.isfinite(result.intervals).all(axis=-1)
+            (low, high), mean = np.moveaxis(result.intervals, -1, 0)[:, known], result.estimates[known]
+            assert np.isnan(result.estimates[~known]).all()
+            assert ((least <= low) & (low <= mean) & (mean <= high) & (high <= 90)).all()
+        value, low, high = answer.difference(1, 0)
+        if np.isfinite(value):
+            assert least - 90 <= low <= value <= high <= 90 - least
+    assert np.mean(beyond) > 0.05

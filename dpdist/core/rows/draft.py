@@ -63,7 +63,8 @@ _HEAD = """\
 # protect a category, a range or a date format that was taken from them.
 #   1. Fill in each blank, [] or "".
 #   2. Check the kind of each column. {suggested} Codes are a
-#      "category", even if they are numbers; free text is "ignored".
+#      "category", even if they are numbers; free text is "ignored". Numbers with a unit (12 EUR, 5 %) look like words:
+#      write them as plain numbers, and draft again.
 #   3. Give money and other skewed numbers transform = "log", and numbers far from 0, such as years, a range: a budget
 #      that is spent has no second try.
 #   4. Set confirmed = true.
