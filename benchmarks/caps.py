@@ -41,9 +41,9 @@ def one_heavy(random: np.random.Generator, rows: int) -> Floats:
 def answers(rows: Floats) -> tuple[Floats, Floats, Floats]:
     """Return slopes of the last column, correlations, and means."""
     design = np.column_stack([rows[:, :-1], np.ones(len(rows))])
-    slopes = np.linalg.lstsq(design, rows[:, -1], rcond=None)[0][:-1]
-    correlations = np.asarray(np.corrcoef(rows.T))[np.triu_indices(rows.shape[1], 1)]
-    return slopes, correlations, np.asarray(rows.mean(axis=0))
+    slopes = np.asarray(np.linalg.lstsq(design, rows[:, -1], rcond=None)[0][:-1], np.float64)
+    correlations = np.asarray(np.corrcoef(rows.T), np.float64)[np.triu_indices(rows.shape[1], 1)]
+    return slopes, correlations, np.asarray(rows.mean(axis=0), np.float64)
 
 
 def errors(name: str) -> Floats:

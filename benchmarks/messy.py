@@ -96,7 +96,8 @@ def _one_hot(random: Random, rows: int) -> Floats:
 
 def _spectrum(random: Random, rows: int, values: Floats) -> Floats:
     turned = np.linalg.qr(random.normal(size=(len(values), len(values))))[0]
-    return random.normal(size=(rows, len(values))) * np.sqrt(values) @ turned
+    found: Floats = random.normal(size=(rows, len(values))) * np.sqrt(values) @ turned
+    return found
 
 
 def _missing(random: Random, rows: Floats, share: float, *, fill: float | None) -> Floats:
@@ -104,7 +105,7 @@ def _missing(random: Random, rows: Floats, share: float, *, fill: float | None) 
     gone = random.random(rows.shape) < share
     if fill is not None:
         return np.where(gone, fill, rows)
-    return np.where(gone.any(axis=1)[:, None], np.nan, rows)
+    return np.where(np.any(gone, axis=1)[:, None], np.nan, rows)
 
 
 def _persons(random: Random, persons: int) -> Floats:
@@ -201,8 +202,7 @@ def drawn(rows: Floats, request: ReleaseRequest) -> tuple[Release, Floats, float
 
 def slopes_of(x: Floats, y: Floats) -> Floats:
     """Return the slopes of the least squares regression with a constant that is not clipped."""
-    found: Floats = np.linalg.lstsq(np.column_stack([x, np.ones(len(x))]), y, rcond=None)[0][:-1]
-    return found
+    return np.asarray(np.linalg.lstsq(np.column_stack([x, np.ones(len(x))]), y, rcond=None)[0][:-1], np.float64)
 
 
 def statements(rows: Floats, request: ReleaseRequest) -> dict[str, float]:

@@ -246,7 +246,7 @@ def measured(name: str, frame: pd.DataFrame, schema: Schema, clip: Clip, release
                 refused += 1
                 continue
             for kind, hits in found.items():
-                sums.setdefault(kind, []).extend([np.mean(hits)] if hits else [])
+                sums.setdefault(kind, []).extend([float(np.mean(hits))] if hits else [])
         rates = {kind: float(np.mean(each)) if each else None for kind, each in sums.items()}
         lines.append({"table": name, "rows": len(frame), "epsilon": epsilon, "refused": refused, **rates})
         print(json.dumps(lines[-1]), flush=True)

@@ -148,7 +148,9 @@ def gap_variances(values: Values, vectors: Values, noise: EntryNoise, divisor: V
     inner = (a[:, first] * a[:, second]).sum(axis=0)
     fourth, both = (squares**2).sum(axis=0), (squares[:, first] * squares[:, second]).sum(axis=0)
     off = lengths[first] ** 2 - fourth[first] + lengths[second] ** 2 - fourth[second] - 2 * (inner**2 - both)
-    return 2 * noise.off * off + noise.on * ((weighted[:, first] - weighted[:, second]) ** 2).sum(axis=0)
+    on = ((weighted[:, first] - weighted[:, second]) ** 2).sum(axis=0)
+    variances: Values = 2 * noise.off * off + noise.on * on
+    return variances
 
 
 def entry_variances(release: Release) -> tuple[float, float]:

@@ -161,7 +161,8 @@ class Spectrum:
         terms = np.stack([self.variances[i] / self._gaps(i) ** 2 for i in range(len(self.values))])
         np.fill_diagonal(terms, 0)
         terms[:, -1] *= 1 + self.rest
-        return terms.sum(axis=1)
+        tangents: Values = terms.sum(axis=1)
+        return tangents
 
     def _isolated(self, i: int) -> npt.NDArray[np.bool_]:
         """Return a mask of the eigenvalues that are isolated, disregarding eigenvalue i."""

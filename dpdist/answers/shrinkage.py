@@ -86,7 +86,8 @@ def excess(values: Matrix, others: Matrix, law: NoiseLaw) -> Matrix:
 def excess_variance(values: Matrix, others: Matrix, law: NoiseLaw) -> Matrix:
     """Return the variance of the excess, (k,), to second order in the noise: ``8 v² sum (y_i - y_j)^-2``."""
     v = law.variance / law.size
-    return 8 * v**2 * (1 / ((values[:, None] - others) ** 2 + v)).sum(axis=1)
+    variances: Matrix = 8 * v**2 * (1 / ((values[:, None] - others) ** 2 + v)).sum(axis=1)
+    return variances
 
 
 _TIED = {EdgeKind.WISHART: (3.0, 1), EdgeKind.TWO_SIDED_WISHART: (1.12, 2), EdgeKind.NUCLEAR: (1.12, 2)}

@@ -118,7 +118,8 @@ class PrivateLogisticRegression(LinearClassifier):
         found: Matrix = expit(scores)
         if found.shape[1] == 1:
             return np.hstack([1 - found, found])
-        return found / found.sum(axis=1, keepdims=True)
+        found /= found.sum(axis=1, keepdims=True)
+        return found
 
 
 @with_shared_parameters

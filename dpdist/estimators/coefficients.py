@@ -176,9 +176,8 @@ def classifier_plot(model: LinearClassifier, target: object, axes: Any) -> Any:
         low, high = (value, value) if ends is None else ends[place, j]
         rows.append((model._features[j], factors[j] * value, factors[j] * low, factors[j] * high))  # noqa: SLF001
     unit = "log odds" if ends is not None else "discriminant (no intervals are known)"
-    return _forest(
-        rows, axes, f"Coefficients of {_short(_class_name(model, label))}", f"{unit} per standard deviation of the column"
-    )
+    title = f"Coefficients of {_short(_class_name(model, label))}"
+    return _forest(rows, axes, title, f"{unit} per standard deviation of the column")
 
 
 def _classes(model: LinearClassifier) -> list[str]:

@@ -66,7 +66,7 @@ def known_shares(result: Crosstab, of: str) -> tuple[Ratios, list[str]]:
         few = [f"{result.rows.name} by {result.columns.name}"] if unknown.any() else []
     else:
         variable, axis = (result.rows, 1) if of == "rows" else (result.columns, 0)
-        lines = unknown.any(axis=axis)
+        lines = np.any(unknown, axis=axis)
         unknown = np.broadcast_to(np.expand_dims(lines, axis), unknown.shape)
         few = [f"{variable.name}={name}" for name, hidden in zip(variable.categories, lines, strict=True) if hidden]
     return replace(shares, estimates=np.where(unknown, np.nan, shares.estimates)), few

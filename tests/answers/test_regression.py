@@ -61,7 +61,8 @@ def exact(scene: Drawn, found: Regression) -> tuple[Floats, float]:
     """Return the ridge of the bounded rows, the intercept last, and the R² of the released coefficients."""
     p, moment, kappa = scene.bound.columns - 1, scene.moment, scene.bound.constant * scene.bound.unit
     places = [*range(p), p + 1]
-    truth = np.linalg.solve(moment[np.ix_(places, places)] + np.diag([found.ridge] * p + [0.0]), moment[places, p])
+    square = moment[np.ix_(places, places)] + np.diag([found.ridge] * p + [0.0])
+    truth = np.asarray(np.linalg.solve(square, moment[places, p]), np.float64)
     truth[p] *= kappa
     u = np.array([*-values_of(found)[1:], 1.0, -found.intercept.value / kappa])
     return truth, float(1 - u @ moment @ u / (moment[p, p] - moment[p, -1] ** 2 / moment[-1, -1]))

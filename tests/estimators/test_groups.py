@@ -54,7 +54,7 @@ def weighted(rows: Matrix, who: npt.NDArray[np.int64], release: dpdist.Release) 
     weights = np.empty(len(x))
     for unit in np.unique(who):
         own = who == unit
-        weights[own] = min(1.0, bound.clip_norm**2 / np.linalg.norm(augmented[own].T @ augmented[own]))
+        weights[own] = np.minimum(1.0, bound.clip_norm**2 / np.linalg.norm(augmented[own].T @ augmented[own]))
     mean = np.average(x, axis=0, weights=weights)
     scale = np.array(bound.scale)
     return (x - mean).T @ ((x - mean) * weights[:, None]) / weights.sum() * np.outer(scale, scale), weights.sum()

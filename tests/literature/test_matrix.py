@@ -49,7 +49,7 @@ def norms(change: npt.NDArray[Any]) -> dict[str, float]:
 
 
 def symmetric(size: int) -> Floats:
-    made = RNG.normal(size=(size, size)) * RNG.choice([0.01, 1], size=(size, size))
+    made: Floats = RNG.normal(size=(size, size)) * RNG.choice([0.01, 1], size=(size, size))
     return made + made.T
 
 

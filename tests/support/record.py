@@ -317,7 +317,8 @@ def _releases(to: Recorder) -> None:
         rows = "alone-rows.zarr" if name == "kinds alone" else "kinds-rows.zarr"
         to.command(name, "release", rows, f"{name}.zarr", *options)
         to.release(name, f"{name}.zarr")
-    zarr.save_array(to.folder / "array.zarr", np.loadtxt(to.folder / "table.csv", delimiter=",", skiprows=1))
+    table: Any = np.loadtxt(to.folder / "table.csv", delimiter=",", skiprows=1)
+    zarr.save_array(to.folder / "array.zarr", table)
     to.command("in place", "register", "array.zarr", "placed.zarr", *BUDGET)
     to.command("in place", "release", "placed.zarr", "placed-release.zarr", *COMMANDS["gaussian"])
     to.release("in place", "placed-release.zarr")

@@ -8,7 +8,7 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from copy import deepcopy
@@ -233,6 +233,7 @@ class Cluster:
             try:
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dpdist-workers-"))
                 start_tracker()
+                stack.enter_context(_environment_restored(WORKER_ENVIRONMENT))  # nannies that replace a worker set it
                 settings = {
                     "distributed.nanny.pre-spawn-environ": WORKER_ENVIRONMENT,
                     # other users of this machine can reach its loopback interface, and task durations depend on rows
@@ -246,7 +247,7 @@ class Cluster:
                 }
                 with (
                     _STARTING,  # settings and environment are global
-                    _environment_restored(WORKER_ENVIRONMENT),  # nannies set it in this process
+                    _environment_restored(WORKER_ENVIRONMENT),  # and those that start one
                     dask.config.set(settings),
                     _interrupts_blocked(),
                 ):
@@ -330,15 +331,17 @@ def start_tracker() -> None:
 
 
 @contextmanager
-def _environment_restored(names: Iterable[str]) -> Iterator[None]:
-    """Give these environment variables of this process the values back that they had before the block."""
-    before = {name: os.environ.get(name) for name in names}
+def _environment_restored(settings: Mapping[str, str]) -> Iterator[None]:
+    """Let a block set environment variables of this process, and give them their values back at its end."""
+    before = {name: os.environ.get(name) for name in settings}
     try:
         yield
     finally:
         for name, value in before.items():
+            if os.environ.get(name) != settings[name]:
+                continue  # the user's own change
             if value is None:
-                os.environ.pop(name, None)
+                del os.environ[name]
             else:
                 os.environ[name] = value
 

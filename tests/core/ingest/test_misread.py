@@ -22,7 +22,7 @@ import pytest
 import scipy.sparse
 import xarray
 import zarr
-from support.ingest_scene import stored, write_vcf_zarr
+from support.ingest_scene import stored, write_anndata_zarr, write_vcf_zarr
 
 from dpdist.core.errors import DataError, UsageError
 from dpdist.core.ingest.readers.base import Choices
@@ -172,7 +172,7 @@ def test_anndata_before_0_8_in_zarr_is_its_matrix_and_not_what_was_made_of_it(tm
     path = tmp_path / "t.zarr"
     adata = anndata.AnnData(scipy.sparse.csr_matrix(np.eye(4, 3, dtype=np.float32)))
     adata.obsm["X_pca"] = np.arange(8.0).reshape(4, 2)
-    adata.write_zarr(path)
+    write_anndata_zarr(path, adata, version=2)
     for mark in (path / ".zattrs", path / "zarr.json"):
         if mark.exists():
             attributes = json.loads(mark.read_text())

@@ -53,6 +53,11 @@ def test_a_name_with_a_character_that_cannot_be_seen_is_the_same_person(tmp_path
     frame.to_parquet(tmp_path / "t.parquet")
     for number, source in enumerate((tmp_path / "t.csv", tmp_path / "t.parquet", frame)):
         assert ingest_rows(source, tmp_path / f"{number}.zarr", schema=schema).rows == 1
+
+
+@pytest.mark.parametrize("kind", ["zero width space", "ideographic variation"])
+def test_labels_of_rows_with_a_character_that_cannot_be_seen_are_the_same_person(tmp_path: Path, kind: str) -> None:
+    names = ["A 1", *(place.format(UNSEEN[kind]) for place in PLACES)]
     rows = np.arange(2.0 * len(names)).reshape(-1, 2)
     with pytest.raises(DataError, match="Two rows have the same 'who'"):
         PrivatePCA(epsilon=1).fit(xarray.DataArray(rows, dims=("who", "item"), coords={"who": names}))

@@ -33,7 +33,7 @@ import dpdist
 from dpdist.core.errors import DataError, DpdistError, RefusedError, ResumableError
 from dpdist.core.moment.total import Partial, add_partials
 from dpdist.core.runtime import checks, sums
-from dpdist.core.runtime.cluster import Cluster
+from dpdist.core.runtime.cluster import WORKER_ENVIRONMENT, Cluster
 from dpdist.core.runtime.local import Computation, LocalExecutor, Secret
 from dpdist.core.runtime.sums import DaskExecutor, PrivateResult, TaskContext, load_context, run_task
 
@@ -404,10 +404,19 @@ def test_worker_processes_of_this_machine_are_closed_to_others_leave_no_file_and
 def test_worker_processes_leave_the_environment_of_this_process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    before = dict(os.environ)
+
+    def environment() -> dict[str, str | None]:
+        return {name: os.environ.get(name) for name in WORKER_ENVIRONMENT}
+
+    before = environment()
     with Cluster(workers=1).connected() as executor:
         assert isinstance(executor, DaskExecutor)
-    assert dict(os.environ) == before
+        assert environment() == before
+        (worker,) = executor._client.run(os.getpid).values()
+        os.kill(worker, signal.SIGKILL)
+        until(lambda: {*executor._client.run(os.getpid, on_error="ignore").values()} - {worker})  # another in its place
+        monkeypatch.setenv("MKL_NUM_THREADS", "3")  # by a user, in the meantime
+    assert environment() == before | {"MKL_NUM_THREADS": "3"}
 
 
 def busy(_: int) -> set[str]:

@@ -88,7 +88,7 @@ class _Child:
     def rows(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Rows:
         """Read the rows that follow an answer, eight times as fast as with the methods of the pipe."""
         values: Rows = np.empty(shape, dtype)
-        rest = memoryview(values.reshape(-1).view(np.uint8))
+        rest = values.reshape(-1).view(np.uint8).data
         while rest:
             count = os.readv(self.pipe.fileno(), [rest])
             if not count:
@@ -246,7 +246,7 @@ def serve(handle: int) -> None:
             signal.alarm(0)
             if kind == "rows":
                 pipe.send((kind, (value.shape, value.dtype)))
-                rest = memoryview(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+                rest = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
                 while rest:
                     rest = rest[os.write(handle, rest) :]
             else:
