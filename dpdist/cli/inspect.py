@@ -44,7 +44,7 @@ def inspect(path: AnyStore, ledger: LedgerAddress | None, verify: bool, clean: b
     elif facts.release is not None:
         from dpdist.report.promise import card_of  # noqa: PLC0415 - scipy.special, only needed here
 
-        stated = statement_of(Ledger(ledger), facts.release) if ledger else None
+        stated = statement_of(Ledger(ledger), facts.release, path) if ledger else None
         show(json.dumps({**facts.to_json(), "card": card_of(facts.release, stated)}))
     else:
         show(json.dumps(facts.to_json()))
@@ -81,7 +81,7 @@ def report_command(
             f"{release} --json."
         )
     opened = open_release(release)
-    charged = statement_of(Ledger(ledger), opened) if ledger else None
+    charged = statement_of(Ledger(ledger), opened, release) if ledger else None
     if verdict:
         officer.write(opened, out, ledger=charged, title=title, author=author)
     else:

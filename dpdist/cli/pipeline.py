@@ -32,7 +32,6 @@ from dpdist.core.pipeline import clip_norm
 from dpdist.core.pipeline.release import combine_releases
 from dpdist.core.privacy.checks import cautions_message
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.core.release.artefact import Release
 from dpdist.core.release.parse import norms_request_from
 from dpdist.core.rows.dataset import RowsTable
 from dpdist.core.rows.draft import blanks_of, write_draft
@@ -197,16 +196,9 @@ def combine(target: AnyStore, releases: tuple[AnyStore, ...], disjoint: bool, as
     value = {"release": str(target), "fresh": fresh, **total.attributes(), "cautions": list(total.cautions)}
     message = (
         f"{target}: {total.release_id}, the sum of {counted(len(total.releases), 'release')}{before}. "
-        f"{total.mechanism}, {total.guarantee_words()}{_condition(total, disjoint=disjoint)}. This file is public."
+        f"{total.mechanism}, {total.guarantee_words()}. This file is public."
     )
     answer(as_json, value, message + cautions_message(total.cautions))
-
-
-def _condition(total: Release, *, disjoint: bool) -> str:
-    """Return the condition of the guarantee of a sum, as part of a sentence."""
-    if not disjoint or len({extent.dataset for extent in total.extents}) == 1:
-        return ""
-    return f", if no {total.unit.column if total.unit else 'row'} is in two of the tables, as you state"
 
 
 @grouped()

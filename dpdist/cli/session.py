@@ -206,12 +206,12 @@ def share_command(
     that no share of other rows can be made.
     """
     share = steps.release_share(session, rows, site, fingerprint, ledger=ledger, cluster=cluster)
-    weak = _cautions(steps.open_session(session))
+    joined = steps.open_session(session)
     status = "released now" if share.fresh else "released before: the same bytes, nothing spent"
     message = (
-        f"{share.path}: the share of {site} ({status}; {share.guarantee.loss}).{weak} It may be sent to anybody: alone "
-        "it is as good as random bits. Next, once all shares are there: dpdist session combine "
-        f"{shlex.quote(str(session))} RELEASE"
+        f"{share.path}: the share of {site} ({status}; {share.guarantee.loss}, if {joined.terms.condition})."
+        f"{_cautions(joined)} It may be sent to anybody: alone it is as good as random bits. Next, once all shares are "
+        f"there: dpdist session combine {shlex.quote(str(session))} RELEASE"
     )
     answer(as_json, share.to_json(), message)
 

@@ -19,7 +19,7 @@ from dpdist.core.text import counted, listed, wrapped
 from dpdist.estimators.views import new_axes
 from dpdist.report import answers
 from dpdist.report.correlations import variables_of
-from dpdist.report.text import aligned
+from dpdist.report.text import EACH_INTERVAL, aligned
 
 if TYPE_CHECKING:
     from dpdist.estimators.base import Matrix
@@ -154,11 +154,13 @@ def classifier_summary(model: LinearClassifier) -> str:
             if ends is not None:
                 cells += [answers.between(tuple(ends[place, j])), f"{math.exp(min(value, 700.0)):.3g}"]
             rows.append(tuple(cells))
-        lines += aligned(rows)
+        lines += aligned(rows) if order else [f"{head}: no coefficient is known."]
         if len(order) < model.coef_.shape[1]:
             others = model.coef_.shape[1] - len(order)
-            lines.append(f"{counted(others, 'column')} more, which are weaker, unknown or the first of their variable.")
-    note = "Intervals are for the noise, in 95 of 100 releases." if ends is not None else "No intervals are known."
+            lines.append(f"{counted(others, 'column')} more: weaker, unknown or the first of their variable.")
+    note = "No intervals are known."
+    if ends is not None:
+        note = f"{EACH_INTERVAL[:-1]}, for the model with the ridge that the noise needs, if any."
     return headed(release, [*lines, wrapped(f"Coefficients are per unit of a column. {note}")])
 
 

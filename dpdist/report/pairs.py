@@ -25,6 +25,7 @@ from dpdist.report.text import EACH_INTERVAL, aligned
 Matrix = npt.NDArray[np.float64]
 _SHOWN, _CLEAREST = 25, 5
 _NAMED = 20
+OF_RIDGE = "A small ridge moves them towards 1, and intervals are of the model with it, not of the one without."
 _MERGED = "* Small categories are merged, as they have too few rows for this noise: named with the pair alone."
 _MEASURES = {
     "Cramér's V": "Strength (Cramér's V, 0 to 1)", "eta": "Strength (eta, 0 to 1)", "r": "Correlation",
@@ -195,10 +196,10 @@ def odds_text(result: Logistic, rows: str) -> str:
         each = result.effects[i]
         ratio, *ends = alike(*each.odds)
         lines.append((_short(each.name, 30), ratio, " .. ".join(ends), f"{each.value:.3g}"))
-    ridge = ", with a small ridge, which moves them towards 1" if result.ridge else ""
+    intervals = f"{OF_RIDGE} " if result.ridge else ""
     text = (
         f"An odds ratio is for one unit of the column, or for a category in place of the first one "
-        f"({listed(result.references)}), with the others unchanged{ridge}. {EACH_INTERVAL} The model "
+        f"({listed(result.references)}), with the others unchanged. {intervals}{EACH_INTERVAL} The model "
         "knows the columns by pairs: where three or more act together, it differs from the maximum of the likelihood."
     )
     return "\n".join([

@@ -19,6 +19,7 @@ from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.core.release.request import Centring, ReleaseRequest
 from dpdist.core.rows.columns import Column
 from dpdist.core.rows.schema import Schema
+from dpdist.report.pairs import odds_text
 
 N = 20_000
 SCHEMA = Schema(
@@ -103,6 +104,9 @@ def test_it_ranks_rows_as_the_exact_model_does_or_is_refused() -> None:
     (model,) = logistic(next(held(train, "1")), "churned")
     found = roc_auc_score(test["churned"], design(test) @ np.array([each.value for each in model.effects]))
     assert found > best - 0.015
+    for ridge, words in ((0.0, False), (0.01, True)):
+        told = odds_text(logistic(next(held(train, "1")), "churned", ridge=ridge)[0], "of the rows")
+        assert ("are of the model with it" in " ".join(told.split())) is words
     rare = train.assign(churned=np.arange(N) < 15)  # noise decides the odds of so few
     for found_in, _ in zip(held(rare, "1"), range(20), strict=False):
         with pytest.raises(BelowNoiseError, match="Too few rows have churned=yes"):

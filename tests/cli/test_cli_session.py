@@ -44,6 +44,9 @@ def test_four_commands_make_a_release_of_three_sites(study: Path, call: Call) ->
     for name in SITES:
         share = call("session", "share", "study", f"{name}.zarr", "--site", name, "--fingerprint", fingerprint)
         assert (share.code, "alone it is as good as random bits" in share.out) == (0, True)
+    assert "epsilon 1, delta 1e-06, if at most 1 of the 3 sites" in " ".join(share.out.split())
+    books = " ".join(call("ledger", "show", "lyon.ledger").out.split())
+    assert "no more sites collude than the session of" in books
     again = call("session", "share", "study", "lyon.zarr", "--site", "lyon", "--fingerprint", fingerprint)
     assert "released before: the same bytes, nothing spent" in again.out
     assert call("session", "combine", "study", "release.zarr").code == 0

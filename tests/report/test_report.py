@@ -5,22 +5,24 @@ from __future__ import annotations
 import html
 import math
 import re
+import shutil
 from dataclasses import replace
 from fractions import Fraction
 from importlib.resources import files
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 from urllib.parse import unquote
 from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
+import zarr
 from support.releases import drawn_over
 
 from dpdist.answers.alignment import Alignment, Values
 from dpdist.answers.bias import ClippedRows
 from dpdist.answers.correlation import correlation
-from dpdist.core.errors import BelowNoiseError, UsageError
+from dpdist.core.errors import BelowNoiseError, DataError, UsageError
 from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.pipeline import budget
 from dpdist.core.pipeline.charged import statement_of
@@ -218,16 +220,23 @@ def test_the_budget_is_that_of_the_ledger_that_was_charged_and_a_sum_is_charged_
         release_rows(table, place, request)
     ledger, other = (Ledger(budget.default_ledger(table)) for table in tables)
     release = open_release(places[0])
-    text = page(tmp_path, release, ledger=statement_of(ledger, release))
+    text = page(tmp_path, release, ledger=statement_of(ledger, release, places[0]))
     assert "So far: charged 1 release; left: one more release of epsilon 3" in text
     assert ledger.head in text
     assert str(release.ledger_head) in text
     assert f"<code>{release.release_id}</code> (this one)" in text
+    shutil.copytree(places[0], tmp_path / "altered.zarr")
+    altered: Any = zarr.open_array(tmp_path / "altered.zarr" / "lattice")
+    altered[0, 0] += 1
+    moment: Any = zarr.open_array(tmp_path / "altered.zarr" / "second_moment")
+    moment[0, 0] = altered[0, 0] * release.bound.unit**2
+    with pytest.raises(DataError, match="it was altered"):
+        statement_of(ledger, open_release(tmp_path / "altered.zarr"), tmp_path / "altered.zarr")
     total = combine_releases(places, tmp_path / "sum.zarr").release
     assert "sum of 2 releases" in page(tmp_path, total)
     for shown, books in ((release, other), (total, ledger), (total, other)):
         with pytest.raises(UsageError, match="does not contain"):
-            statement_of(books, shown)
+            statement_of(books, shown, places[0] if shown is release else tmp_path / "sum.zarr")
 
 
 def correlated(columns: int = 3, epsilon: str = "1") -> Release:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,10 @@ from support.ledgers import losses
 from support.sites_scene import BUDGET, CLIP, LOSS, ROWS, Hospitals, request, unmasked, write_rows
 
 import dpdist
-from dpdist.core.errors import UsageError
+from dpdist.core.errors import DataError, UsageError
 from dpdist.core.ledger.state import State
 from dpdist.core.pipeline.charged import statement_of
+from dpdist.core.release.attributes import SessionFacts
 from dpdist.core.triangle import packed
 
 
@@ -67,6 +69,28 @@ def test_what_reads_releases_reads_that_of_a_session(ready: tuple[Hospitals, str
     assert dpdist.open_release(path).session == release.session
 
 
+@pytest.mark.parametrize("lost", ["condition", "colluding", "session", "sites"])
+def test_a_release_of_a_session_that_lost_its_condition_does_not_open(
+    ready: tuple[Hospitals, str], tmp_path: Path, lost: str
+) -> None:
+    hospitals, fingerprint = ready
+    hospitals.all_shares(fingerprint)
+    hospitals.combined()
+    file = tmp_path / "release.zarr" / "zarr.json"
+    metadata = json.loads(file.read_text())
+    about = metadata["attributes"]["dpdist"]
+    if lost == "colluding":  # with the condition of that, and more noise than its guarantee needs
+        about["session"]["colluding"] = 0
+        about["condition"] = SessionFacts("0" * 64, tuple(ROWS), 0).condition(None)
+    elif lost == "sites":
+        about["noise"]["sites"] = 2
+    else:
+        del about[lost]
+    file.write_text(json.dumps(metadata))
+    with pytest.raises(DataError, match="damaged"):
+        dpdist.open_release(tmp_path / "release.zarr")
+
+
 def test_a_site_sees_its_own_charge_in_a_report_and_not_those_of_others(
     ready: tuple[Hospitals, str], tmp_path: Path
 ) -> None:
@@ -74,10 +98,10 @@ def test_a_site_sees_its_own_charge_in_a_report_and_not_those_of_others(
     hospitals.all_shares(fingerprint)
     release = hospitals.combined()
     with hospitals.at_site("lyon"):
-        assert len(statement_of(hospitals.ledger("lyon"), release).charged) == 1
+        assert len(statement_of(hospitals.ledger("lyon"), release, tmp_path / "release.zarr").charged) == 1
     write_rows(tmp_path / "else", np.zeros((5, 3)))
     with pytest.raises(UsageError, match="name the ledger that was charged"):
-        statement_of(dpdist.Ledger(tmp_path / "else" / "rows.ledger"), release)
+        statement_of(dpdist.Ledger(tmp_path / "else" / "rows.ledger"), release, tmp_path / "release.zarr")
 
 
 def test_the_order_of_files_does_not_matter_and_the_sum_is_the_same(ready: tuple[Hospitals, str]) -> None:

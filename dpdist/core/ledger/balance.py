@@ -178,12 +178,14 @@ def require_distinct_rows(view: View, periods: tuple[str, ...], location: str) -
 
 
 def _condition(view: View) -> str | None:
-    """Return what the joint guarantee rests on: the statement of the ledger, and declared sensitivities."""
-    alive = (record for record in view.records.values() if record.state is not State.ABORTED)
+    """Return what the joint guarantee rests on: a statement of the ledger, declared sensitivities, other sites."""
+    alive = [record for record in view.records.values() if record.state is not State.ABORTED]
     declared = [record.release_id for record in alive if "declared_sensitivity" in record.parameters]
     stated = [] if view.condition is None else [view.condition]
     if declared:
         stated.append(f"the sensitivity declared for {listed(declared)} is right, which dpdist did not verify")
+    if shares := [record.release_id for record in alive if "session" in record.parameters]:
+        stated.append(f"no more sites collude than the session of {listed(shares)} allows")
     return ", and ".join(stated) or None
 
 

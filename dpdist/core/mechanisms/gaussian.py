@@ -72,6 +72,11 @@ class CalibratedGaussian(Proved, RoundedNormals):
     law: ClassVar[str] = "rounded-gaussian-orthogonal"
 
 
+def mu_squared_of(query: LatticeQuery, on: int, off: int) -> Fraction:
+    """Return mu² of noise with these scales on and off the diagonal, exact."""
+    return query.frobenius_squared * max(Fraction(1, on * on), Fraction(1, 2 * off * off))
+
+
 class Gaussian:
     """Symmetric, Frobenius-weighted, analytically calibrated Gaussian noise on the lattice."""
 
@@ -95,7 +100,7 @@ class Gaussian:
         s = math.isqrt(math.ceil(square) - 1) + 1
         t = math.isqrt((s * s + 1) // 2 - 1) + 1
         require_on_lattice(query, loss, s, MAX_SCALE)
-        mu_squared = query.frobenius_squared * max(Fraction(1, s * s), Fraction(1, 2 * t * t))
+        mu_squared = mu_squared_of(query, s, t)
         if gaussian_delta(Fraction(loss.epsilon_micro, MICRO), mu_squared) > loss.delta:
             raise AssertionError("the rounded scales exceed the loss")
         guarantee = proved(query, loss, __name__, arithmetic=Arithmetic.INTEGER_EXACT, mu_squared=mu_squared)

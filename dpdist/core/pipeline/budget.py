@@ -13,18 +13,14 @@ from dpdist.core.ingest.registered import open_rows
 from dpdist.core.ledger import state_folder
 from dpdist.core.ledger.address import AnyLedgerAddress, LedgerAddress, absolute, parse_address
 from dpdist.core.ledger.ledger import Ledger
-from dpdist.core.ledger.state import State
 from dpdist.core.naming import parameter, step
-from dpdist.core.pipeline import stored
+from dpdist.core.pipeline.charged import require_as_charged
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.core.release import archive, trusted
-from dpdist.core.release.artefact import open_release
 from dpdist.core.release.trusted import reproduced
 from dpdist.core.rows.dataset import RowsTable, bind_ledger
 from dpdist.core.rows.periods import PeriodicTable, bind_periods, create_periods, is_periodic, open_periods
 from dpdist.core.rows.table import Table
 from dpdist.core.rows.units import Unit
-from dpdist.core.storage.arrays import attributes_of
 from dpdist.core.storage.atomic import make_once, require_new
 from dpdist.core.storage.store import AnyStore, Store, store_at
 
@@ -327,18 +323,6 @@ def complete_ingest(rows: AnyStore, ledger: AnyLedgerAddress | None = None) -> R
     return open_rows(rows)
 
 
-def _require_share(ledger: Ledger, path: Store) -> None:
-    """Refuse a ledger with no share of a release of several sites; what the others added is in their ledgers."""
-    release = open_release(path)
-    records = [record for share in release.releases if (record := ledger.record(share)) is not None]
-    sessions = {record.parameters.get("session") for record in records if record.digest is not None}
-    if release.session is None or release.session.id not in sessions:
-        raise RefusedError(
-            f"{path} is the sum of shares of {len(release.releases)} sites, and the ledger contains none of them. Name "
-            "the ledger of a site that took part. If it is, it was restored from an older copy."
-        )
-
-
 def verify_ledger(ledger: AnyLedgerAddress, releases: Sequence[AnyStore] = ()) -> Ledger:
     """Verify a ledger from its first entry, and that it contains these releases; return it.
 
@@ -348,20 +332,5 @@ def verify_ledger(ledger: AnyLedgerAddress, releases: Sequence[AnyStore] = ()) -
     opened = Ledger(ledger)
     opened.verify()
     for path in map(store_at, releases):
-        described = attributes_of(path) or {}
-        if described.get("session"):
-            _require_share(opened, path)
-            continue
-        if described.get("format") in stored.KINDS:  # a matrix, whose bytes are compared below
-            release_id = str(described.get("release_id"))
-            trusted.require_remembered(opened, path, release_id, described.get("ledger_head"))
-        else:
-            release_id = trusted.require_recorded(opened, path).release_id
-        record = opened.record(release_id)
-        if record is not None and record.state is State.ADOPTED:
-            continue
-        with opened.opened(release_id) as committed:
-            same = archive.holds(path, committed)
-        if not same:
-            raise DataError(f"{path} differs from the release committed to {ledger}: it was altered. Publish it again.")
+        require_as_charged(opened, path)
     return opened

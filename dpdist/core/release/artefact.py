@@ -28,9 +28,12 @@ from dpdist.core._version import __version__
 from dpdist.core.errors import DataError, ResumableError, UsageError, quiet
 from dpdist.core.html import short, table
 from dpdist.core.mechanisms.columns import BEYOND
+from dpdist.core.mechanisms.gaussian import CalibratedGaussian, mu_squared_of
 from dpdist.core.mechanisms.info import Output
 from dpdist.core.mechanisms.noise_law import Noise
+from dpdist.core.mechanisms.noise_share import NoiseShare
 from dpdist.core.mechanisms.registry import mechanism_named
+from dpdist.core.mechanisms.sensitivity import LatticeQuery
 from dpdist.core.naming import step
 from dpdist.core.privacy.accounting import contradicts_itself
 from dpdist.core.privacy.checks import cautions
@@ -410,7 +413,36 @@ def _agrees(release: Release) -> bool:
         sigma = noise.details.get(f"sigma_{entry}")  # rounding adds to its square
         if isinstance(sigma, int | float) and variance is not None and variance < (1 - 1e-12) * float(sigma) ** 2:
             return False
-    return can_be_published(release.names)
+    session = release.session
+    if session is not None and not (release.condition or "").startswith(session.condition(release.unit)):
+        return False
+    return _has_the_noise(release) and can_be_published(release.names)
+
+
+def _has_the_noise(release: Release) -> bool:
+    """Whether the noise of `gaussian`, of one draw or of the sites of a session, is as large as its mu needs.
+
+    That of sites is not larger, either: it tells how many of them may collude.
+    """
+    guarantee, session, noise = release.guarantee, release.session, release.noise
+    if (session is None) == (noise.law == NoiseShare.law):
+        return False
+    if noise.law not in {CalibratedGaussian.law, NoiseShare.law} or release.weights:
+        return True
+    on, off = (noise.details.get(f"sigma_{entry}") for entry in ("diagonal", "off_diagonal"))
+    sites = 1 if session is None else len(session.sites)
+    if not (isinstance(on, int) and isinstance(off, int) and on > 0 < off and noise.details.get("sites", 1) == sites):
+        return False
+    if guarantee is None or guarantee.mu_squared is None:
+        return False
+    honest = sites - (0 if session is None else session.colluding)
+    before = None if release.stage is None else Guarantee.from_json(release.stage.guarantee).mu_squared
+    bound, rows = release.bound, 1 if release.unit is None else release.unit.counted_rows
+    query = LatticeQuery(bound.width, bound.norm_bound, release.neighbours, rows, bool(bound.unit_norm))
+    squared = guarantee.mu_squared - (before or 0)
+    if session is not None and (min(on, off) < 2 or squared >= mu_squared_of(query, on - 1, off - 1) / honest):
+        return False
+    return squared >= mu_squared_of(query, on, off) / honest
 
 
 def _follows(release: Release) -> bool:

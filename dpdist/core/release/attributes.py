@@ -22,6 +22,7 @@ from dpdist.core.privacy.guarantee import MICRO, Guarantee, GuaranteeJson, Neigh
 from dpdist.core.rows.bounding import BoundJson
 from dpdist.core.rows.periods import Span
 from dpdist.core.rows.table import Table, UnitAttributes
+from dpdist.core.rows.units import Unit
 from dpdist.core.storage.arrays import Text
 from dpdist.core.text import repeated, rounded_up, schema_of
 
@@ -63,6 +64,11 @@ class SessionFacts(Struct, frozen=True):
             return f"none of the {names} reveals its noise or its key, or uses them against another"
         verb = "reveal their noise or keys" if self.colluding > 1 else "reveals its noise or its key"
         return f"at most {self.colluding} of the {names} {verb}"
+
+    def condition(self, unit: Unit | UnitAttributes | None) -> str:
+        """Return what the guarantee assumes of the sites, as the end of a sentence that begins with "if"."""
+        owner = "row is" if unit is None else f"{unit.column} has rows"
+        return f"{self.trust}, and no {owner} at two of them"
 
     def exposed_epsilon(self, guarantee: Guarantee) -> str:
         """Return epsilon of a site, rounded up, if all others collude: its share has the noise of one site alone."""

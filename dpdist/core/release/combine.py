@@ -54,19 +54,33 @@ def combined(releases: Sequence[Release], *, disjoint: bool = False) -> Release:
     first = releases[0]
     for release in releases:
         _require_alike(first, release)
+        if release.session is not None and len(releases) > 1:
+            raise UsageError(
+                f"{release.release_id} has the rows of several sites, which trusted each other with less than one "
+                "owner is trusted with; a sum with other releases would not tell. Leave it out."
+            )
     ids = tuple(sorted(i for r in releases for i in r.releases or (r.release_id,)))
     if len(set(ids)) < len(ids):
         raise RefusedError("A release is named twice: its rows would count twice in the sum. Name it once.")
     extents = merged(extent for release in releases for extent in release.extents)
     guarantees = [r.guarantee for r in releases if r.guarantee is not None]
-    joint = parallel(guarantees) if _are_disjoint(releases, disjoint=disjoint) else sequential(guarantees)
-    if sum(float(np.abs(r.lattice).max()) for r in releases) >= _LIMIT:
+    stated = None
+    if _are_disjoint(releases, disjoint=disjoint):
+        joint = parallel(guarantees)
+        if len({extent.dataset for extent in extents}) != 1 or not all(r.extents for r in releases):
+            stated = f"no {first.unit.column if first.unit else 'row'} is in two of the tables, as their owners state"
+    else:
+        joint = sequential(guarantees)
+    if sum(_largest(r.lattice) for r in releases) >= _LIMIT:
         raise _too_large()
     total = first.lattice.copy()
     for release in releases[1:]:
         total += release.lattice
     rows = [release.rows for release in releases if release.rows is not None]
-    derived = _derived(first, ids, joint, {r.condition for r in releases})
+    conditions = {r.condition for r in releases if r.condition}
+    if stated is not None and not any(stated in condition for condition in conditions):
+        conditions.add(stated)
+    derived = _derived(first, ids, joint, conditions)
     return replace(
         derived,
         noise=reduce(add, (release.noise for release in releases)),
@@ -113,7 +127,7 @@ def _weighted_sum(terms: Iterable[tuple[int, Release]], divisor: int) -> npt.NDA
     size = 0.0
     for weight, release in terms:
         lattice = release.lattice
-        size += weight / divisor * float(np.abs(lattice).max())
+        size += weight / divisor * _largest(lattice)
         if size >= _LIMIT:
             raise _too_large()
         quotient, remainder = np.divmod(lattice, divisor)
@@ -121,6 +135,11 @@ def _weighted_sum(terms: Iterable[tuple[int, Release]], divisor: int) -> npt.NDA
         remainders += weight * remainder  # small: the sum of all remainders is below the square of the divisor
     rounded: npt.NDArray[np.int64] = quotients + (2 * remainders + divisor) // (2 * divisor)
     return rounded
+
+
+def _largest(lattice: npt.NDArray[np.int64]) -> float:
+    """Return the largest absolute value; numpy has none of the least integer."""
+    return float(max(int(lattice.max()), -int(lattice.min())))
 
 
 def next_total(plan: Toeplitz, latest: Release, total: Callable[[int], Release]) -> Release:
@@ -217,16 +236,17 @@ def _derived(
     first: Release, ids: tuple[str, ...], joint: Guarantee, conditions: Iterable[str | None], suffix: str = ""
 ) -> Release:
     """Return the first of several releases with the identity and guarantee of all; ``suffix`` if not of all rows."""
+    condition = "; ".join(sorted(filter(None, conditions))) or None
+    identity = " ".join(ids) + suffix + ("" if condition is None else f" if {condition}")  # it decides the guarantee
     return replace(
         first,
-        release_id=f"c-{hashlib.sha256((' '.join(ids) + suffix).encode()).hexdigest()[:32]}",
+        release_id=f"c-{hashlib.sha256(identity.encode()).hexdigest()[:32]}",
         claim=joint.loss,
         guarantee=joint,
         ledger_head=None,
         releases=ids,
-        condition="; ".join(sorted(filter(None, conditions))) or None,
+        condition=condition,
         stage=None,
-        session=None,
     )
 
 

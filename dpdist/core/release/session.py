@@ -111,8 +111,7 @@ class Terms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=
     @property
     def condition(self) -> str:
         """What the guarantee assumes of the sites, as the end of a sentence that begins with "if"."""
-        owner = "row is" if self.unit is None else f"{self.unit.column} has rows"
-        return f"{self.facts.trust}, and no {owner} at two of them"
+        return self.facts.condition(self.unit)
 
     @property
     def facts(self) -> SessionFacts:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import zarr
-from support.releases import archive_of, assemble
+from support.releases import archive_of, assemble, drawn_over
 from support.trusted_scene import flipped, tree
 
 from dpdist.core.errors import DataError
@@ -21,6 +21,7 @@ from dpdist.core.mechanisms.noise_law import Noise
 from dpdist.core.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.core.release.archive import publish
 from dpdist.core.release.artefact import Release, open_release
+from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.rows.bounding import RowBound
 from dpdist.core.triangle import packed
 
@@ -206,6 +207,33 @@ def test_a_release_from_anybody_is_what_it_should_be_or_refused(tmp_path: Path, 
     metadata["attributes"]["dpdist"] |= change
     file.write_text(json.dumps(metadata))
     with pytest.raises(DataError, match="has format" if "format" in change else "damaged"):
+        open_release(tmp_path / "release.zarr")
+
+
+ALTERED: dict[str, Callable[[dict[str, Any]], object]] = {
+    "a smaller loss": lambda about: about.update(
+        claim={"epsilon_micro": 10**5, "delta_atto": 10**12},
+        guarantee=about["guarantee"] | {"epsilon_micro": 10**5, "mu_squared": ["1", "1600"]},
+    ),
+    "less noise": lambda about: about["noise"].update(sigma_diagonal=1, sigma_off_diagonal=1),
+    "noise of no law": lambda about: about["noise"].update(sigma_off_diagonal="many"),
+    "the noise of sites": lambda about: about["noise"].update(law="rounded-gaussian-shares", sites=3),
+    "more rows of a person": lambda about: about.update(unit={"column": "patient", "max_rows": 9}),
+}
+
+
+@pytest.mark.parametrize("altered", ALTERED.values(), ids=ALTERED)
+def test_a_release_that_promises_more_than_its_noise_gives_does_not_open(
+    tmp_path: Path, altered: Callable[[dict[str, Any]], object]
+) -> None:
+    request = ReleaseRequest("gaussian", PrivacyLoss.parse("1", "1e-6"), 2.0)
+    publish(archive_of(drawn_over(request, np.eye(2, dtype=np.int64), 2, 3)), tmp_path / "release.zarr")
+    open_release(tmp_path / "release.zarr")
+    file = tmp_path / "release.zarr" / "zarr.json"
+    metadata = json.loads(file.read_text())
+    altered(metadata["attributes"]["dpdist"])
+    file.write_text(json.dumps(metadata))
+    with pytest.raises(DataError, match="damaged"):
         open_release(tmp_path / "release.zarr")
 
 

@@ -21,7 +21,7 @@ from dpdist.core.pipeline.inspect import inspect_path
 from dpdist.core.privacy import accounting
 from dpdist.core.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.core.release.artefact import Release, open_release
-from dpdist.core.release.attributes import Coverage
+from dpdist.core.release.attributes import Coverage, SessionFacts
 from dpdist.core.release.combine import combined, estimated, parallel, sequential, write_sum
 from dpdist.core.release.series import Node
 from dpdist.core.rows.bounding import RowBound
@@ -92,6 +92,10 @@ def test_the_id_does_not_depend_on_order_or_grouping() -> None:
     again = combined([combined([one, two]), three])
     assert archive_of(total).getvalue() == archive_of(again).getvalue()
     assert total.release_id != combined([one, two]).release_id
+    a, b, c = (release(i, part(0, dataset=name)) for i, name in enumerate("def", 1))
+    total = combined([c, a, b], disjoint=True)
+    again = combined([combined([a, b], disjoint=True), c], disjoint=True)
+    assert archive_of(total).getvalue() == archive_of(again).getvalue()
 
 
 def test_the_same_rows_are_not_added_up_twice() -> None:
@@ -106,10 +110,16 @@ def test_the_same_rows_are_not_added_up_twice() -> None:
 
 def test_tables_compose_as_if_a_row_were_in_each_unless_their_owners_say_otherwise() -> None:
     sites = [release(1, part(0, dataset="d")), release(2, part(0, dataset="e"))]
-    disjoint = combined(sites, disjoint=True).guarantee
-    unsaid = combined(sites).guarantee
+    stated, composed = combined(sites, disjoint=True), combined(sites)
+    disjoint, unsaid = stated.guarantee, composed.guarantee
     assert disjoint is not None
     assert unsaid is not None
+    assert stated.condition == "no row is in two of the tables, as their owners state"
+    assert composed.condition is combined([release(1), release(2)], disjoint=True).condition is None
+    assert stated.release_id != composed.release_id
+    mixed = combined([stated, release(3, part(0, dataset="f"))])  # holds if the owners were right, too
+    assert mixed.condition == stated.condition
+    assert mixed.release_id != combined([*sites, release(3, part(0, dataset="f"))]).release_id
     assert disjoint.loss == PrivacyLoss.parse("1", "1e-6")
     assert unsaid.mu_squared == 2 * MU_SQUARED
     assert unsaid.loss.delta_atto == 2 * guarantee().loss.delta_atto
@@ -153,14 +163,16 @@ def test_the_command_writes_a_release_that_opens_and_says_what_was_taken_on_trus
     for _ in range(2):  # again: the same bytes are there
         result = CliRunner().invoke(cli, command, catch_exceptions=False)
         assert result.exit_code == 0
-    assert "as you state" not in result.output
+    assert "state" not in result.output
     opened = open_release(tmp_path / "sum.zarr")
     assert json.loads(result.stdout)["release_id"] == opened.release_id
     assert (opened.releases, opened.rows) == (("r-1", "r-2"), 30)
     np.testing.assert_array_equal(opened.lattice, [[3, 4], [4, 6]])
     command = ["combine", str(tmp_path / "disjoint.zarr"), *command[2:4], "--disjoint"]
     result = CliRunner().invoke(cli, command, catch_exceptions=False)
-    assert f"if no {word} is in two of the tables, as you state" in result.output
+    stated = f"no {word} is in two of the tables, as their owners state"
+    assert f"if {stated}" in " ".join(result.output.split())
+    assert open_release(tmp_path / "disjoint.zarr").condition == stated
 
 
 def test_inspect_says_what_a_guarantee_depends_on(tmp_path: Path) -> None:
@@ -196,6 +208,8 @@ def test_what_cannot_be_added_up_is_refused() -> None:
         ({"answer": np.array([[1.0, 0.0]])}, UsageError, "components"),
         ({"claim": PrivacyLoss.parse("0.5")}, RefusedError, "not private as claimed"),
         ({"answer": np.full((2, 2), 2**62, dtype=np.int64)}, DataError, "exceeds 64-bit integers"),
+        ({"answer": np.full((2, 2), -(2**63), dtype=np.int64)}, DataError, "exceeds 64-bit integers"),
+        ({"session": SessionFacts("0" * 64, ("a", "b"), 0)}, UsageError, "rows of several sites"),
     ]
     for changes, error, message in refused:
         with pytest.raises(error, match=message):
