@@ -276,7 +276,8 @@ class ClippedRows:
         fewer = [f"a transform of {listed(self.skewed)}"] * bool(self.skewed) + ["a larger clip norm"] * (not none)
         cures = [f"{' or '.join(fewer)} clips fewer"] * bool(fewer) + [f"{none} clips none"] * bool(none)
         what = f"{'numbers of ' * self.beside}{rows}"
-        return f"unknown: {what} were clipped ({', '.join(cures)}; {step('forecast')} compares the noise)"
+        cure = f"{', '.join(cures)}, in a release with a charge of its own; {step('forecast')} tells its noise"
+        return f"unknown: {what} were clipped ({cure})"
 
     @property
     def filled(self) -> ClippedRows:

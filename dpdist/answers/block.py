@@ -30,7 +30,7 @@ from dpdist.core.errors import BelowNoiseError, DataError, UsageError
 from dpdist.core.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.core.naming import parameter
 from dpdist.core.release.artefact import Release
-from dpdist.core.text import listed, repeated
+from dpdist.core.text import did_you_mean, listed, repeated
 from dpdist.core.triangle import TILE
 
 if TYPE_CHECKING:
@@ -199,7 +199,8 @@ def column_indices(table: Release | RowsTable, names: Sequence[str], option: str
     expanded = [column for name in names for column in features.get(name, ())]
     if unknown or not expanded:
         problem = f"There is no column {listed(map(repr, unknown))}" if unknown else "No column is named"
-        raise UsageError(f"{problem} ({parameter(option)}). There are: {listed(table.names)}.")
+        meant = did_you_mean(unknown[0], [*features]) if len(unknown) == 1 else ""
+        raise UsageError(f"{problem} ({parameter(option)}).{meant} There are: {listed(table.names)}.")
     if duplicates := repeated(expanded):
         raise UsageError(f"{listed(map(repr, duplicates))}: named twice ({parameter(option)}).")
     return tuple(index[name] for name in expanded)

@@ -31,7 +31,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 
 import numpy as np
 
@@ -40,7 +39,7 @@ from dpdist.answers.categories import Categorical, Matrix, Precision, category_o
 from dpdist.core.errors import BelowNoiseError, DataError, UsageError
 from dpdist.core.release.artefact import Release
 from dpdist.core.rows.columns import Column
-from dpdist.core.text import listed
+from dpdist.core.text import did_you_mean, listed
 
 _MOST_COLUMNS = 8192
 
@@ -181,8 +180,8 @@ class Variables:
                 return column.value_name  # the numbers of a column with a transform
         if name in self.left_out:
             raise UsageError(f"No table or mean of {name!r} is held: {self.left_out[name]}.")
-        near = get_close_matches(str(name), self.names, 1)
-        meant = f" Did you mean {near[0]!r}?" if near else ""
+        columns = [column.name for column in (() if schema is None else schema.columns) if column.stored]
+        meant = did_you_mean(name, [*self.names, *columns])
         raise UsageError(f"There is no variable {name!r}.{meant} There are: {listed([*self.names, *self.left_out])}.")
 
 

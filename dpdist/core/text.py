@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import fields
 from decimal import ROUND_CEILING, Decimal
+from difflib import get_close_matches
 from typing import Any
 from unicodedata import normalize
 
@@ -119,6 +120,16 @@ def rounded_up(value: float, digits: int = 4) -> str:
 def counted(number: int, noun: str) -> str:
     """Return a count with its noun, in the plural if needed."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def did_you_mean(name: object, names: Sequence[str]) -> str:
+    """Return a question about the name that is most like a wrong one, after a space; empty if none is.
+
+    >>> did_you_mean("regino", ["age", "region"])
+    " Did you mean 'region'?"
+    """
+    near = get_close_matches(str(name), names, 1)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def listed(names: Iterable[str]) -> str:

@@ -183,16 +183,17 @@ def brief(result: Correlation, release: Release) -> str:
             rows.append((_number(group), share, sure))
     count, rest = counted(len(result.shares), "component"), len(result.shares) - len(rows)
     if not rows:
-        return wrapped(f"{count} of the correlations; {_UNTOLD.format('all')}.")
+        return wrapped(f"{count} of the correlations; all explain {_UNTOLD}.")
     first, second = (max(len(row[i]) for row in rows) for i in (0, 1))
     width = max(shutil.get_terminal_size().columns - first - second - 2 * len(GAP), NARROWEST)
     head = f"{count} of the correlations: share of variance, loadings above noise"
     lines = [wrapped(head), *(row_of(row, (first, second, width)) for row in rows)]
-    return "\n".join([*lines, *([wrapped(f"{_UNTOLD.format(f'The other {rest}')}.")] if rest else [])])
+    others = "The other one explains" if rest == 1 else f"The other {rest} explain"
+    return "\n".join([*lines, *([wrapped(f"{others} {_UNTOLD}.")] if rest else [])])
 
 
 _BRIEF = 5
-_UNTOLD = "{} explain less than one column does, or cannot be told apart"
+_UNTOLD = "less than one column does, or cannot be told apart"
 
 
 def together(result: Correlation) -> list[range]:

@@ -167,4 +167,7 @@ def test_a_file_is_not_taken_for_rows(call: Call) -> None:
     fingerprint = keys(call)
     refused = call("session", "share", "study", "boston.csv", "--site", "boston", "--fingerprint", fingerprint)
     assert refused.code == 4
-    assert "dpdist ingest" in refused.message
+    assert "its rows may be in boston.zarr already: use that" in " ".join(refused.message.split())
+    (Path("boston.zarr")).rename("other.zarr")
+    refused = call("session", "share", "study", "boston.csv", "--site", "boston", "--fingerprint", fingerprint)
+    assert (refused.code, "dpdist ingest" in refused.message) == (4, True)

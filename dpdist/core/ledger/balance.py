@@ -97,10 +97,10 @@ def _cure(budget: PrivacyLoss, charged: Sequence[Charge], guarantee: Guarantee) 
         )
     if charged and all(_kind(other.guarantee) != _kind(guarantee) for other in charged):
         return (
-            "Gaussian releases, pure releases and others with a positive delta share a budget only if parts of it were "
-            f"reserved before the first release ({parameter('budget_pure')}, {parameter('budget_delta_reserve')}): "
-            "limits chosen after an answer give no guarantee. Ask for a smaller loss, or use a mechanism of a kind "
-            "that is already charged."
+            "Little is left for this kind of release, Gaussian, pure or another with a positive delta, as no part of "
+            f"the budget was reserved for it before the first release ({parameter('budget_pure')}, "
+            f"{parameter('budget_delta_reserve')}), and limits chosen after an answer give no guarantee. Ask for a "
+            "smaller loss, or use a mechanism of a kind that is already charged."
         )
     return "Ask for a smaller loss, or repeat an earlier release with the same parameters, which is free."
 

@@ -56,6 +56,7 @@ from dpdist.core.text import listed
 
 UNKNOWN = Fraction(1, 10)  # share of a histogram if n is unknown
 _COLUMNS, _NORMS = 0.005, 0.004  # allowed noise of a count over n
+_LONGEST = 10  # lengths that rows have about, with a scale; the noise is then a hundred times as large as they need
 _CLIPPED, _OF_CLIPPED = 0.01, Fraction(1, 100)  # the same for the count of clipped rows, and its share
 
 
@@ -147,6 +148,7 @@ def plan_of(request: ReleaseRequest, table: Table) -> Plan:
 def planned(request: ReleaseRequest, size: Dimensions) -> Plan:
     """Plan a release of a table with these dimensions."""
     request = by_schema(request, size)
+    _require_fitting_clip(request, size)
     bits = grid_bits_of(request, size)
     bound = bound_of(request, size, bits)
     if not request.chooses:
@@ -179,6 +181,20 @@ def planned(request: ReleaseRequest, size: Dimensions) -> Plan:
     moment = calibrated(replace(request, loss=moment_loss), bound, size.changed_rows)
     guarantee = together(choice, proved(moment.guarantee), request.loss)
     return Plan(request, size, bound, moment, guarantee, moment_loss, stages, shares, choice)
+
+
+def _require_fitting_clip(request: ReleaseRequest, size: Dimensions) -> None:
+    """Refuse a clip norm in other units than those of a private scale: the budget would be spent on noise."""
+    clip, length = request.clip_norm, math.sqrt(max(size.numbers, 1))
+    if request.scale != "private" or isinstance(clip, str) or size.together or clip <= _LONGEST * length:
+        return
+    raise UsageError(
+        f"A private scale divides numbers by their standard deviations, so rows of {size.numbers} have a length of "
+        f"about {length:.2g}. A clip norm of {clip:g} would make the noise {round((clip / length) ** 2, -1):.0f} times "
+        f"as large as they need. Nothing was spent. Use {parameter('clip', 'auto')}, which chooses it, or at most "
+        f"{math.floor(_LONGEST * length)}.",
+        parameter="clip_norm",
+    )
 
 
 def _shares(request: ReleaseRequest, size: Dimensions, *, gaussian: bool) -> dict[Choice, Fraction]:

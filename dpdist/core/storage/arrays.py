@@ -79,6 +79,8 @@ def require_format(store: Store, expected: str, otherwise: str) -> dict[str, Any
         own = f"copy its rows with {copying}, and use ROWS in its place"
         if expected == _RELEASE and isinstance(folder, Path) and folder.is_file():
             own = f"release it with {step('release', store, 'RELEASE', epsilon='E', delta='D')}, and use RELEASE"
+        elif isinstance(folder, Path) and folder.is_file() and (rows := folder.with_suffix(".zarr")).exists():
+            own = f"its rows may be in {rows} already: use that in its place"  # with another copy, they had two budgets
         raise DataError(
             f"{store} holds no rows, release or model of dpdist, or it is damaged. If it is your own table, {own}. "
             "Otherwise restore it from a copy."

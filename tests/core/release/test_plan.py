@@ -110,6 +110,15 @@ def cell_deviation(sizes: tuple[int, ...], bits: int) -> float:
     return float((square + constant**2) * (total / cells) ** 0.5)
 
 
+def test_a_clip_norm_in_other_units_than_those_of_a_private_scale_is_refused() -> None:
+    asked = ReleaseRequest("gaussian", LOSSES["gaussian"], 22.0, scale="private")
+    planned(asked, Dimensions(5, 20_000))
+    with pytest.raises(UsageError, match=r"length of about 2\.2. A clip norm of 100 .* 2000 times .* at most 22 "):
+        planned(replace(asked, clip_norm=100.0), Dimensions(5, 20_000))
+    planned(replace(asked, clip_norm=100.0, scale=None), Dimensions(5, 20_000))
+    planned(replace(asked, clip_norm=100.0), Dimensions(5, 20_000, together=True))  # a norm of all rows of a unit
+
+
 @pytest.mark.parametrize(
     "sizes", [(2, 2), (2, 2, 2, 2, 2, 2), (3, 5), (2, 40), (5, 4, 2, 8, 3), (10, 10), (5, 8, 16, 2, 2, 41), (4, 4, 4)]
 )
