@@ -92,10 +92,14 @@ def same_means(held: Variables, number: Numeric, by: Categorical) -> Test:
 
 def no_correlation(held: Variables, a: Numeric, b: Numeric) -> Test:
     """Test whether two numbers are not correlated."""
-    n, (x, y), product = held.rows, (_spread(held, v) for v in (a, b)), held.product(a.place, b.place)
-    variance = product.variance + y.mean**2 * held.total(a.place).variance + x.mean**2 * held.total(b.place).variance
-    variance = (variance + (x.mean * y.mean) ** 2 * held.precision.rows) / n**2
-    z = (float(product.values) / n - x.mean * y.mean) / math.sqrt(variance + x.variance * y.variance / n)
+    n, (first, second), product = held.rows, (_spread(held, v) for v in (a, b)), held.product(a.place, b.place)
+    variance = (
+        product.variance + second.mean**2 * held.total(a.place).variance + first.mean**2 * held.total(b.place).variance
+    )
+    variance = (variance + (first.mean * second.mean) ** 2 * held.precision.rows) / n**2
+    z = (float(product.values) / n - first.mean * second.mean) / math.sqrt(
+        variance + first.variance * second.variance / n
+    )
     return Test(z**2, 1, float(2 * norm.sf(abs(z))))
 
 
@@ -133,15 +137,20 @@ def eta(held: Variables, number: Numeric, by: Categorical) -> Strength | None:
 
 def correlation_of(held: Variables, a: Numeric, b: Numeric) -> Strength | None:
     """Return the correlation of two numbers; None if one varies less than the noise."""
-    n, (x, y), product = held.rows, (_spread(held, v) for v in (a, b)), held.product(a.place, b.place)
-    if not (x.seen(n) and y.seen(n)):
+    n, (first, second), product = held.rows, (_spread(held, v) for v in (a, b)), held.product(a.place, b.place)
+    if not (first.seen(n) and second.seen(n)):
         return None
-    scale = math.sqrt(x.variance * y.variance)
-    r = (float(product.values) / n - x.mean * y.mean) / scale
+    scale = math.sqrt(first.variance * second.variance)
+    r = (float(product.values) / n - first.mean * second.mean) / scale
     # the derivatives of n r by the sums, whose noises are independent
-    by_squares = [-r / (2 * each.variance) for each in (x, y)]
-    by_totals = [r * x.mean / x.variance - y.mean / scale, r * y.mean / y.variance - x.mean / scale]
-    by_rows = x.mean * y.mean / scale - r / 2 * (x.mean**2 / x.variance + y.mean**2 / y.variance)
+    by_squares = [-r / (2 * each.variance) for each in (first, second)]
+    by_totals = [
+        r * first.mean / first.variance - second.mean / scale,
+        r * second.mean / second.variance - first.mean / scale,
+    ]
+    by_rows = first.mean * second.mean / scale - r / 2 * (
+        first.mean**2 / first.variance + second.mean**2 / second.variance
+    )
     variance = product.variance / scale**2 + by_rows**2 * held.precision.rows
     for v, by_square, by_total in zip((a, b), by_squares, by_totals, strict=True):
         variance += by_square**2 * held.square(v.place).variance + by_total**2 * held.total(v.place).variance

@@ -31,7 +31,8 @@ def skewed_message(release: Release) -> str:
         f"{'logarithm' if word == 'log' else 'hyperbolic arcsine'} of each number."
         for word, names in transforms(release).items()
     ]
-    return " ".join(sentences)
+    charged = " That is another release, with a charge of its own." if sentences else ""
+    return " ".join(sentences) + charged
 
 
 def _histograms(release: Release) -> Iterator[tuple[str, Grid, Sequence[tuple[int, int]]]]:

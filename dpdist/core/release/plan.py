@@ -52,7 +52,7 @@ from dpdist.core.release.request import (
 )
 from dpdist.core.rows.bounding import RowBound
 from dpdist.core.rows.table import Table
-from dpdist.core.text import listed
+from dpdist.core.text import counted, listed
 
 UNKNOWN = Fraction(1, 10)  # share of a histogram if n is unknown
 _COLUMNS, _NORMS = 0.005, 0.004  # allowed noise of a count over n
@@ -189,11 +189,11 @@ def _require_fitting_clip(request: ReleaseRequest, size: Dimensions) -> None:
     if request.scale != "private" or isinstance(clip, str) or size.together or clip <= _LONGEST * length:
         return
     raise UsageError(
-        f"A private scale divides numbers by their standard deviations, so rows of {size.numbers} have a length of "
-        f"about {length:.2g}. A clip norm of {clip:g} would make the noise {round((clip / length) ** 2, -1):.0f} times "
-        f"as large as they need. Nothing was spent. Use {parameter('clip', 'auto')}, which chooses it, or at most "
-        f"{math.floor(_LONGEST * length)}.",
-        parameter="clip_norm",
+        "A private scale divides numbers by their standard deviations, so rows of "
+        f"{counted(size.numbers, 'number')} have a length of about {length:.2g}. A clip norm of {clip:g} would make "
+        f"the noise {round((clip / length) ** 2, -1):.0f} times as large as they need. Nothing was spent. Use "
+        f"{parameter('clip', 'auto')}, which chooses it, or at most "
+        f"{math.floor(_LONGEST * length)}."
     )
 
 

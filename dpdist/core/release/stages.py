@@ -202,7 +202,9 @@ def require_seen(
     enough = enough_epsilon(request, excess)
     cure = f"The table is too small: epsilon {LARGEST_EPSILON} is not enough. Scale"
     if enough is not None:
-        cure = f"Use {parameter('epsilon', f'{enough / MICRO:g}')} or more, or scale"
+        cure = (
+            f"Take more rows, or {parameter('epsilon', f'{enough / MICRO:g}')} or more, which protects less, or scale"
+        )
     needed = f"{least} privacy units" if together else f"{least} rows"
     ranges = ""
     if _in_ranges(counting):

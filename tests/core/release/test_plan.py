@@ -113,7 +113,7 @@ def cell_deviation(sizes: tuple[int, ...], bits: int) -> float:
 def test_a_clip_norm_in_other_units_than_those_of_a_private_scale_is_refused() -> None:
     asked = ReleaseRequest("gaussian", LOSSES["gaussian"], 22.0, scale="private")
     planned(asked, Dimensions(5, 20_000))
-    with pytest.raises(UsageError, match=r"length of about 2\.2. A clip norm of 100 .* 2000 times .* at most 22 "):
+    with pytest.raises(UsageError, match=r"length of about 2\.2. A clip norm of 100 .* 2000 times .* at most 22\."):
         planned(replace(asked, clip_norm=100.0), Dimensions(5, 20_000))
     planned(replace(asked, clip_norm=100.0, scale=None), Dimensions(5, 20_000))
     planned(replace(asked, clip_norm=100.0), Dimensions(5, 20_000, together=True))  # a norm of all rows of a unit
