@@ -199,8 +199,8 @@ def column_indices(table: Release | RowsTable, names: Sequence[str], option: str
     expanded = [column for name in names for column in features.get(name, ())]
     if unknown or not expanded:
         problem = f"There is no column {listed(map(repr, unknown))}" if unknown else "No column is named"
-        meant = did_you_mean(unknown[0], [*features]) if len(unknown) == 1 else ""
-        raise UsageError(f"{problem} ({parameter(option)}).{meant} There are: {listed(table.names)}.")
+        question = did_you_mean(unknown[0], [*features]) if len(unknown) == 1 else ""
+        raise UsageError(f"{problem} ({parameter(option)}).{question} There are: {listed(table.names)}.")
     if duplicates := repeated(expanded):
         raise UsageError(f"{listed(map(repr, duplicates))}: named twice ({parameter(option)}).")
     return tuple(index[name] for name in expanded)

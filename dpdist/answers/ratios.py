@@ -32,9 +32,9 @@ class Ratios:
 
     def clipped(self, low: float, high: float) -> Ratios:
         """Return them, and their intervals, within two ends that the exact ratios keep; nothing known stays so."""
-        known = np.isfinite(self.intervals)
+        finite = np.isfinite(self.intervals)
         return Ratios(
-            np.clip(self.estimates, low, high), np.where(known, np.clip(self.intervals, low, high), self.intervals)
+            np.clip(self.estimates, low, high), np.where(finite, np.clip(self.intervals, low, high), self.intervals)
         )
 
 

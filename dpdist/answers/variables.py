@@ -181,8 +181,10 @@ class Variables:
         if name in self.left_out:
             raise UsageError(f"No table or mean of {name!r} is held: {self.left_out[name]}.")
         columns = [column.name for column in (() if schema is None else schema.columns) if column.stored]
-        meant = did_you_mean(name, [*self.names, *columns])
-        raise UsageError(f"There is no variable {name!r}.{meant} There are: {listed([*self.names, *self.left_out])}.")
+        question = did_you_mean(name, [*self.names, *columns])
+        raise UsageError(
+            f"There is no variable {name!r}.{question} There are: {listed([*self.names, *self.left_out])}."
+        )
 
 
 def variables(release: Release) -> Variables:
