@@ -26,6 +26,7 @@ from dpdist.core.naming import naming, step
 from dpdist.core.options import ClusterOptions, ReleaseOptions, RequestOptions
 from dpdist.core.paths import AnyPath, is_address, local, read_plain
 from dpdist.core.privacy.guarantee import PrivacyLoss
+from dpdist.core.release.advice import require_centre_of_dropped
 from dpdist.core.release.bounds import Dimensions, by_schema
 from dpdist.core.release.parse import LARGEST_FILE, clip_from, public_numbers, request_from
 from dpdist.core.release.request import ReleaseRequest, share_from
@@ -126,6 +127,7 @@ def read_job(
         job = _job(sections, files, scheduler=scheduler, certificates=certificates, insecure=insecure)
         _require_none(path, errors)
         job = _with_unit(job, sections.rows, path)
+        _require_centre(job)
         return _of_periods(job) if sections.rows.periods else job
 
 
@@ -141,6 +143,13 @@ def _with_unit(job: Job, rows: Rows, path: Path) -> Job:
     if unit is not None and rows.max_periods is None:
         raise UsageError(f"{path}: the schema has a privacy unit. {_NEEDS_PERIODS}")
     return replace(job, unit=None if unit is None else replace(unit, max_periods=rows.max_periods))
+
+
+def _require_centre(job: Job) -> None:
+    """Refuse a job whose releases would not know the centre of missing numbers, before it closes a period."""
+    schema, request = job.choices.schema, job.request
+    if schema is not None and schema.numbers:
+        require_centre_of_dropped(schema, centred=request.centre is not None or request.scale == "private")
 
 
 def _of_periods(job: Job) -> Job:

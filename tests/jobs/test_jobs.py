@@ -296,6 +296,21 @@ def test_a_job_takes_rows_by_its_schema_and_no_others(folder: Path) -> None:
         by_schema(folder, "table.csv")
 
 
+@pytest.mark.parametrize("periods", ["", "periods = true"])
+def test_a_schema_whose_gaps_have_no_centre_is_refused_before_a_period_is_closed(folder: Path, periods: str) -> None:
+    (folder / "incoming" / "d1.csv").write_text("age,sex\n41,m\n,f\n")
+    (folder / "schema.toml").write_text(f'missing = "centre"\n{SCHEMA}')
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(
+        RefusedError, match=r'which must be known before rows are summed. .*missing = "fill" at the top'
+    ):
+        by_schema(folder, "incoming", periods)
+    assert sorted({*folder.rglob("*")} - {*before}) == [folder / "job.toml"]
+    (folder / "schema.toml").write_text(f'scale = "range"\nmissing = "fill"\neach_row_is_a_person = true\n{SCHEMA}')
+    for _ in range(2):  # again: the rows have this schema
+        by_schema(folder, "incoming", periods)
+
+
 def test_periods_have_one_schema(folder: Path) -> None:
     (folder / "schema.toml").write_text(f'scale = "range"\n{SCHEMA}')
     for day, text in (("d1", "41,m"), ("d3", "30,f")):

@@ -72,9 +72,10 @@ class _SchemaFields:
     others: str = "refuse"
     max_rows: int | None = None
     keep: Keep = "first"
-    missing_values: Sequence[str | float] | None = None
-    missing: str | None = None
-    each_row_is_a_person: bool = False
+    # not compared, as not stored: the first two are part of the columns, and the third is about the rows of one table
+    missing_values: Sequence[str | float] | None = field(default=None, compare=False)
+    missing: str | None = field(default=None, compare=False)
+    each_row_is_a_person: bool = field(default=False, compare=False)
     file: str | None = field(default=None, init=False, compare=False, repr=False)
     lines: tuple[int, ...] = field(default=(), init=False, compare=False, repr=False)
 
@@ -200,7 +201,6 @@ class Schema(_SchemaFields):
 
     def to_json(self) -> dict[str, object]:
         """Return JSON values, as stored and published."""
-        # the first two are stored with the columns, and the third is about the rows of one table
         unstored = {"missing_values", "missing", "each_row_is_a_person"}
         settings = {key: getattr(self, key) for key in OWN if key not in unstored}
         changed = {key: value for key, value in settings.items() if value != OWN[key]}
