@@ -52,7 +52,7 @@ from dpdist.core.storage.arrays import attributes_of
 from dpdist.core.storage.atomic import make_public_folder
 from dpdist.core.storage.store import store_at
 from dpdist.jobs.job_file import Job
-from dpdist.jobs.series import Series, open_series, past_horizon, series_guarantee
+from dpdist.jobs.series import Series, open_series, past_horizon, require_same_schema, series_guarantee
 from dpdist.jobs.totals import conclude
 
 _DRAWN = {State.COMMITTED, State.PUBLISHED, State.ADOPTED}
@@ -73,6 +73,7 @@ def run(job: Job, *, say: Callable[[str], None]) -> PeriodicOutcome:
     """Ingest and release the new periods of a job, and write the total."""
     series = open_series(job)
     series.ledger.require_relation(job.request.neighbours)  # a private n is printed nowhere
+    require_same_schema(job, series.table, list(series.ledger.periods))
     problems: list[DpdistError] = []
     sources, strays = waiting(local(str(job.source)), list(series.ledger.periods))
     for folder in filter(None, (series.releases, series.releases / "total", series.models)):

@@ -151,6 +151,15 @@ def require_same_unit(job: Job, table: PeriodicTable) -> None:
         )
 
 
+def require_same_schema(job: Job, table: PeriodicTable, closed: Sequence[str]) -> None:
+    """Refuse a schema other than that of the closed periods, whose sum it would change."""
+    if closed and open_rows(table.rows_of(closed[-1])).schema != job.choices.schema:
+        raise RefusedError(
+            f"The job file has another schema than the closed periods of {job.rows}, whose rows are summed with new "
+            "ones. Use their schema, or change [rows] path and [release] path to begin another table of periods."
+        )
+
+
 def open_series(job: Job) -> Series:
     """Open the table and ledger of a job, or create them."""
     table, ledger = budget.periodic_table(job.rows, job.budget, job.ledger, job.unit)

@@ -43,7 +43,7 @@ from dpdist.jobs import periodic
 from dpdist.jobs.job_file import Job
 from dpdist.jobs.last_run import LastRun, last_run
 from dpdist.jobs.run import require_same_rows
-from dpdist.jobs.series import past_horizon, require_same_unit, series_guarantee, share_of
+from dpdist.jobs.series import past_horizon, require_same_schema, require_same_unit, series_guarantee, share_of
 from dpdist.jobs.totals import TotalNoise, TotalReads, largest, total_noise, total_reads
 
 
@@ -251,6 +251,7 @@ class _NextRun:
         job, periods = self.job, self.periods
         if self.closed:
             require_same_unit(job, open_periods(job.rows))
+            require_same_schema(job, open_periods(job.rows), self.closed)
         if len(periods) > len(self.closed):
             _require_small_delta(job, open_periods(job.rows).count(self.closed) if self.closed else 1)
         known_spans = {(record.periods, record.weights) for record in self.charged if not _of_scale(record)}

@@ -18,7 +18,7 @@ from support.cli_scene import Call
 from dpdist import Schema, open_release
 from dpdist.answers import model as models
 from dpdist.cli import cli
-from dpdist.core.errors import DataError, DpdistError, RefusedError, UsageError
+from dpdist.core.errors import DataError, RefusedError, UsageError
 from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.ledger.state import State
 from dpdist.core.pipeline import budget, release
@@ -321,5 +321,9 @@ def test_periods_have_one_schema(folder: Path) -> None:
     assert [found.schema for found in released] == [Schema.read(folder / "schema.toml")] * 3
     (folder / "schema.toml").write_text(f'scale = "range"\n{SCHEMA.replace("100", "90")}')
     (folder / "incoming" / "d4.csv").write_text("age,sex\n50,f\n")
-    with pytest.raises(DpdistError, match="another schema than earlier periods"):
+    with pytest.raises(RefusedError, match="another schema than the closed periods"):
         by_schema(folder, "incoming", "periods = true")
+    wider = SCHEMA.replace('"m"]', '"m", "x"]')  # another number of columns
+    (folder / "schema.toml").write_text(f'scale = "range"\n{wider}')
+    with pytest.raises(RefusedError, match="another schema than the closed periods"):
+        status.preview(job_file.read_job(folder / "job.toml"))

@@ -191,15 +191,15 @@ def ingest_period(
 def _require_same(entry: Path, read: Sequence[SourceFile], ingested: RowsTable, before: Span | None) -> None:
     """Refuse columns that differ from earlier periods, and files that changed since they were read."""
     if before is not None:
-        if ingested.names != before.names:
-            raise DataError(
-                f"{entry} has other columns than earlier periods, which have {listed(before.names)}. Give it the same "
-                "columns, under a header that names them."
-            )
         if ingested.schema != before.schema:
             raise DataError(
                 f"{entry} was read with another schema than earlier periods, whose rows are summed with these. "
                 "Use their schema, or begin another folder of periods."
+            )
+        if ingested.names != before.names:
+            raise DataError(
+                f"{entry} has other columns than earlier periods, which have {listed(before.names)}. Give it the same "
+                "columns, under a header that names them."
             )
     _require_plain(entry)
     now = [_stat(name, files) for name, files in _sources(entry).items()]
