@@ -99,8 +99,8 @@ def _trusted_node(made: Callable[..., Fault], books: str, node: str) -> Iterator
 
 def _choice(made: Callable[..., Fault], node: str) -> Iterator[Fault]:
     once = _CHOOSING if node == "driver" else ("before reading", *_CHOOSING)
-    for needs, points in (("scale", once), ("scale and norm", _TWICE)):
-        kind = f"trusted process killed that chooses {'a scale' if needs == 'scale' else needs}"
+    for needs, points in (("norm", once), ("scale and norm", _TWICE)):
+        kind = f"trusted process killed that chooses {'a norm' if needs == 'norm' else needs}"
         for point in points:
             yield made(kind, point, happens.trusted_killed, point=point, needs=needs)
 

@@ -30,8 +30,8 @@ from faults.postgres_server import Server
 
 TRIES = 5
 """How often a fault may come too late: one in ten does on a busy machine."""
-_CHOICES = {"scale": ("--scale", "private"), "scale and norm": ("--scale", "private", "--clip", "private")}
-"""Options for the first choices of a release, by the need of a fault."""
+_CHOICES = {"norm": ("--clip", "private"), "scale and norm": ("--scale", "private", "--clip", "private")}
+"""Options for the first choices of a release, each with a draw of its own, by the need of a fault."""
 
 
 @dataclass(frozen=True)
