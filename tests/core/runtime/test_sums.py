@@ -114,6 +114,9 @@ def test_every_engine_computes_the_same(local: DaskExecutor, made: Callable[[Das
     assert {label.split()[0] for label, _, _ in told} == {"Adding", "Multiplying", "Mapping"}
 
 
+LARGE = 21  # sums of 12 MiB, beside the 79 to 110 MiB of a worker: from 80 to 95 % of its memory, where it is ended
+
+
 @dataclass(frozen=True)
 class Large:
     """Sums that together take most of the memory of the workers."""
@@ -130,7 +133,7 @@ def large(given: tuple[int, int]) -> npt.NDArray[np.int64]:
 
 
 def _found_on_disk(folder: str) -> list[str]:
-    marks = [np.int64(SECRET + unit).tobytes() * 4 for unit in range(20)]
+    marks = [np.int64(SECRET + unit).tobytes() * 4 for unit in range(LARGE)]
     contents = {path.name: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
     return [name for name, content in contents.items() if any(mark in content for mark in marks)]
 
@@ -156,14 +159,14 @@ def test_a_sum_is_on_no_disk_when_workers_of_dask_s_defaults_run_short_of_memory
             client = executor._client
             (folder,) = client.run(_folder).values()
             first = client.submit(load_context, Secret(content), pure=False)
-            private = client.map(run_task, range(20), pure=False, shared=first)
+            private = client.map(run_task, range(LARGE), pure=False, shared=first)
             until(lambda: any("memory usage" in line for line in logged(client)))  # it has run short, and pauses
             assert any(future.status == "finished" for future in private)
             assert _found_on_disk(folder) == []
             logs = logged(client)
         with cluster(1, memory_limit="400MiB") as executor:
             (folder,) = executor._client.run(_folder).values()
-            plain = executor._client.map(large, [shared.for_task(i) for i in range(20)], pure=False)
+            plain = executor._client.map(large, [shared.for_task(i) for i in range(LARGE)], pure=False)
             until(lambda: _found_on_disk(folder))
             del plain
     assert not [line for line in (*logs, caplog.text) if str(SECRET)[:4] in line]
