@@ -93,13 +93,10 @@ def same_means(held: Variables, number: Numeric, by: Categorical) -> Test:
 def no_correlation(held: Variables, a: Numeric, b: Numeric) -> Test:
     """Test whether two numbers are not correlated."""
     n, (first, second), product = held.rows, (_spread(held, v) for v in (a, b)), held.product(a.place, b.place)
-    variance = (
-        product.variance + second.mean**2 * held.total(a.place).variance + first.mean**2 * held.total(b.place).variance
-    )
-    variance = (variance + (first.mean * second.mean) ** 2 * held.precision.rows) / n**2
-    z = (float(product.values) / n - first.mean * second.mean) / math.sqrt(
-        variance + first.variance * second.variance / n
-    )
+    both = first.mean * second.mean
+    noise = product.variance + both**2 * held.precision.rows
+    noise += second.mean**2 * held.total(a.place).variance + first.mean**2 * held.total(b.place).variance
+    z = (float(product.values) / n - both) / math.sqrt(noise / n**2 + first.variance * second.variance / n)
     return Test(z**2, 1, float(2 * norm.sf(abs(z))))
 
 

@@ -272,9 +272,12 @@ class ClippedRows:
             return f"unknown: {busy} less (with a larger clip norm fewer do, with more noise)"
         share = {"nearly all were": "nearly all of them", "how many is unknown": "some of them"}
         rows = share.get(self.clipped, self.clipped).replace("of them", "of the rows")
-        none = parameter("clip", "schema") if self.ranged else ""
-        fewer = [f"a transform of {listed(self.skewed)}"] * bool(self.skewed) + ["a larger clip norm"] * (not none)
-        cures = [f"{' or '.join(fewer)} clips fewer"] * bool(fewer) + [f"{none} clips none"] * bool(none)
+        fewer = [f"a transform of {listed(self.skewed)}"] if self.skewed else []
+        if not self.ranged:
+            fewer.append("a larger clip norm")
+        cures = [f"{' or '.join(fewer)} clips fewer"] if fewer else []
+        if self.ranged:
+            cures.append(f"{parameter('clip', 'schema')} clips none")
         what = f"{'numbers of ' * self.beside}{rows}"
         cure = f"{', '.join(cures)}, in a release with a charge of its own; {step('forecast')} tells its noise"
         return f"unknown: {what} were clipped ({cure})"

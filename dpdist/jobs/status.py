@@ -249,11 +249,12 @@ class _NextRun:
 
     def _of_periods(self) -> list[tuple[str, Charge]]:
         job, periods = self.job, self.periods
-        if self.closed:
-            require_same_unit(job, open_periods(job.rows))
-            require_same_schema(job, open_periods(job.rows), self.closed)
+        table = open_periods(job.rows) if self.closed else None
+        if table is not None:
+            require_same_unit(job, table)
+            require_same_schema(job, table, self.closed)
         if len(periods) > len(self.closed):
-            _require_small_delta(job, open_periods(job.rows).count(self.closed) if self.closed else 1)
+            _require_small_delta(job, 1 if table is None else table.count(self.closed))
         known_spans = {(record.periods, record.weights) for record in self.charged if not _of_scale(record)}
         loss = job.request.loss if self.choosing is None else self.choosing.loss
         period_request = replace(without_choices(job.request), loss=loss)
