@@ -302,10 +302,10 @@ def _aligned(told: Alignment, taken: Floats, vectors: Floats, mark: str = "") ->
 
 
 def _shares(covariance: Floats, kept: list[int]) -> tuple[Floats, Floats]:
-    """Return the shares of the components of a correlation matrix, descending, and the components as columns."""
+    """Return the shares of components of the correlations of some columns in all, descending, and them as columns."""
     deviations = np.sqrt(np.diag(covariance)[kept])
     values, vectors = np.linalg.eigh(covariance[np.ix_(kept, kept)] / np.outer(deviations, deviations))
-    return values[::-1] / len(kept), vectors[:, ::-1]
+    return values[::-1] / len(covariance), vectors[:, ::-1]
 
 
 def _of_correlation(release: Release, exact: Floats, original: Floats) -> dict[str, float]:
