@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct
@@ -266,10 +267,16 @@ class JobFile:
             return f"{name} = {value or 'true'} in [{section}]"
         if value is None:
             return f"{name} in [{section}]"
+        if any(get_origin(each) is tuple for each in kinds_of(kind)):
+            return f"{name} = {json.dumps(next(csv.reader([value])), ensure_ascii=False)} in [{section}]"
         bare = not {int, Amount, Clip, Components}.isdisjoint(kinds_of(kind))
         return f"{name} = {value if bare else json.dumps(value)} in [{section}]"
 
-    step = staticmethod(COMMAND_LINE.step)
+    def step(self, name: str, operands: list[str], parameters: dict[str, str]) -> str:
+        """Write the command; of the ingest of a source, which is the job's, the keys."""
+        if name == "ingest" and parameters and operands[0] != "SOURCE":
+            return ", ".join(self.parameter(key, value) for key, value in parameters.items())
+        return COMMAND_LINE.step(name, operands, parameters)
 
 
 JOB_FILE = JobFile()

@@ -74,6 +74,7 @@ class Preview:
     unit: Unit | None = None
     totals: tuple[TotalReads, ...] = ()  # of this run, and the largest planned
     person: PersonNoise | None = None
+    entries_refused: tuple[str, ...] = ()  # as in the status
 
     def to_json(self) -> dict[str, object]:
         """Return JSON values."""
@@ -93,6 +94,7 @@ class Preview:
             "charged": self.charged,
             "left": None if self.left is None else self.left.to_json(),
             "fits": self.fits,
+            **({"entries_refused": list(self.entries_refused)} if self.entries_refused else {}),
             **{name: as_json(value) for name, value in optional.items() if value is not None},
             **{name: reads.to_json() for name, reads in zip(("total", "largest_total"), self.totals, strict=False)},
         }
@@ -363,7 +365,10 @@ def preview(job: Job) -> Preview:
         totals = tuple(total_reads(job, run.known_columns, count) for count in counts)
         person = None if job.unit is None else _person_noise(job, run.known_columns, [charge for _, charge in nodes])
     charged, fits = ledger.balance().charged if ledger else 0, budget is not None and fits
-    return Preview(tuple(plan), tuple(fresh), budget, charged, left, fits, parts, refused, job.unit, totals, person)
+    return Preview(
+        tuple(plan), tuple(fresh), budget, charged, left, fits, parts, refused, job.unit, totals, person,
+        tuple(_refused_entries(job, run.closed)),
+    )  # fmt: skip
 
 
 def _person_noise(job: Job, columns: int | None, charges: list[Charge]) -> PersonNoise:

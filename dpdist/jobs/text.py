@@ -39,7 +39,9 @@ def preview_message(preview: Preview) -> str:
     )
     if preview.refused is not None:
         lines.append(f"THE RUN WOULD BE REFUSED. {preview.refused}")
-    return "\n".join([*lines, "Nothing was read, charged or published."])
+    if preview.entries_refused:
+        lines.append(f"THE RUN WOULD END WITH AN ERROR, after what it can do. {' '.join(preview.entries_refused)}")
+    return "\n".join([*lines, "Nothing was charged or published."])
 
 
 def _reads(charge: Charge) -> str:

@@ -367,6 +367,7 @@ def test_files_hold_a_public_centre_or_scale_or_both(tmp_path: Path) -> None:
         ("options.route", "products", 'options = {route = "products"} in [release]'),
         ("options.iterations", 3, "options = {iterations = 3} in [release]"),
         ("genotypes.haploid", "single", 'genotypes = {haploid = "single"} in [rows]'),
+        ("columns", 'age,"a, b"', 'columns = ["age", "a, b"] in [rows]'),
     ],
 )
 def test_a_rule_is_named_as_it_is_written_in_the_file(name: str, value: object, written: str) -> None:

@@ -80,7 +80,7 @@ def test_after_a_raise_a_run_says_the_budget_of_the_ledger(place: Place, capsys:
     assert "keeps the budget of epsilon 4, delta 1e-05" in capsys.readouterr().out
 
 
-def test_status_names_what_waits_and_what_is_refused(place: Place) -> None:
+def test_status_and_a_dry_run_name_what_waits_and_what_is_refused(place: Place, call: Call) -> None:
     place.arrive("d2")
     place.run()
     place.arrive("d1", "d3")
@@ -89,10 +89,12 @@ def test_status_names_what_waits_and_what_is_refused(place: Place) -> None:
         file.write(b"more")
     found = status.status_of(job_file.read_job(place.job))
     assert found.periods_waiting == ("d3",)
+    preview = call("run", str(place.job), "--dry-run").out
     told = place.refused("came late|changed")
     for reason, words in zip(found.entries_refused, ("d2.npy changed", "d1.npy is late", "strange.csv"), strict=True):
         assert words in reason
         assert reason in told  # the run says the same
+        assert reason in preview
 
 
 def test_status_and_the_ledger_are_read_on_a_full_disk_and_nothing_is_charged(place: Place, call: Call) -> None:

@@ -100,7 +100,8 @@ def _require_same_owner(schema: Schema, owner: Owner) -> None:
     if owner.column is not None and named != (owner.column, owner.max_rows):
         raise UsageError(
             f'With a schema, {owner.column} is declared in it: kind = "privacy unit" for its column. Leave '
-            f"{parameter('privacy_unit')} and {parameter('max_rows')} out."
+            f"{parameter('privacy_unit')} and {parameter('max_rows')} out: max_rows = "
+            f"{owner.max_rows or 'M'} stands above the first column."
         )
     if owner.each_row and unit is not None:
         raise UsageError(f"The schema declares a privacy unit. Leave {parameter('each_row_is_a_person')} out.")

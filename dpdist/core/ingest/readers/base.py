@@ -111,7 +111,7 @@ class ChoiceRequiredError(DataError):
         steps = ", or ".join(
             f"{step('ingest', source, target, **{name: value})} ({meaning})" for name, value, meaning in self.ways
         )
-        typed = f" Repeat it, with your other options, as: {steps}." if steps else ""
+        typed = f" Choose, with your other options: {steps}." if steps else ""
         return f"{self}{typed}{self.more and f' {self.more}'}"
 
 
@@ -146,7 +146,8 @@ def no_numbers(path: object, bad: Mapping[str, str], others: Sequence[str]) -> C
     """Return the error for columns that do not hold numbers, each with its content, and the names of the others."""
     columns = listed(f"{name!r} ({kind})" for name, kind in bad.items())
     ways = [only_columns(others, "leaves them out")] if len(others) > 1 else []
-    advice = f"To keep them, map them to numbers with a schema: {step('schema', 'SOURCE', 'SCHEMA')} drafts one."
+    schema = f"{step('schema', 'SOURCE', 'SCHEMA')} drafts one, for {parameter('schema')}"
+    advice = f"To keep them, map them to numbers with a schema: {schema}."
     if nested := {name: kind for name, kind in bad.items() if kind.startswith(NESTED)}:
         advice = dividing(path, nested)
     elif not ways and len(bad) + len(others) > 1:  # a privacy unit is surveyed alone
@@ -154,7 +155,7 @@ def no_numbers(path: object, bad: Mapping[str, str], others: Sequence[str]) -> C
     elif len(bad) == 1 and not others:
         advice = (
             f'A privacy unit of text is declared in a schema, by kind = "privacy unit" for its column, in place of the '
-            f"option: {step('schema', 'SOURCE', 'SCHEMA')} drafts one."
+            f"option: {schema}."
         )
     return ChoiceRequiredError(f"{path}: these columns do not hold numbers: {columns}.", ways, advice)
 
