@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -83,17 +82,6 @@ def is_class_of(values: Any, classes: Sequence[Any]) -> npt.NDArray[np.bool_]:
             "them, from public knowledge (classes=[...])."
         )
     return found
-
-
-def rows_by(schema: Schema, data: Any, only: Sequence[Column] | None = None) -> Any:
-    """Return the rows of a DataFrame by a schema, or by some of its columns; lazily, of a lazy one."""
-    frame = as_frame(data, "X")
-    of_frame = partial(transformed, schema, only=only)
-    if is_a(frame, "dask", "DataFrame"):  # its _meta is an empty DataFrame
-        return frame.map_partitions(of_frame, meta=of_frame(frame._meta))  # noqa: SLF001
-    if not is_a(frame, "pandas", "DataFrame"):
-        raise UsageError("Only a DataFrame takes a schema. Leave it out.", parameter="schema")
-    return of_frame(frame)
 
 
 def groups_of(data: Any, groups: object) -> object:

@@ -15,7 +15,6 @@ from sklearn.utils.validation import check_is_fitted
 from dpdist.answers.bias import clipped_rows
 from dpdist.answers.variables import Variables, variables
 from dpdist.core.errors import BelowNoiseError, UsageError
-from dpdist.core.frames import as_frame, is_labelled
 from dpdist.core.ingest.registered import open_rows
 from dpdist.core.naming import ESTIMATORS, naming
 from dpdist.core.release.artefact import Release
@@ -34,8 +33,8 @@ from dpdist.estimators.classes import (
     is_class_of,
     labels_of,
     require_category,
-    rows_by,
 )
+from dpdist.estimators.described import as_released, rows_by
 from dpdist.estimators.groups import apart, without
 from dpdist.estimators.inputs import rows_at, rows_in_memory, set_columns, user_names
 from dpdist.estimators.targets import Targets, require_same_labels, require_same_rows, with_labels_of
@@ -304,27 +303,9 @@ class LinearClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
         check_is_fitted(self, "coef_")
         with naming(ESTIMATORS):
             refusal = f"{type(self).__name__} predicts rows in memory or lazy ones, not the path of a rows.zarr."
-            data = self._encoded(without(data, self._target_column))
+            data = without(data, self._target_column)
+            data = data if self._target is None else as_released(self, data, self._fills)
             return rows_in_memory(self, data, refusal).mapped(function, len(names), np.float64, names, "class")
-
-    def _encoded(self, data: Any) -> Any:
-        """Return a DataFrame of the source by the schema of the release; other rows as they are."""
-        features = list(getattr(self, "feature_names_in_", ()))
-        if self._target is None or not features or isinstance(data, str | os.PathLike) or is_labelled(data):
-            return data
-        data = as_frame(data, "X")
-        if not hasattr(data, "columns"):
-            return data
-        schema: Any = self.release_.schema
-        used = [column for column in schema.columns if set(column.features) & set(features)]
-        sources = {column.source.name for column in used}
-        given = set(map(str, data.columns))
-        derived = any(name not in sources for name in features)  # so encoded rows are told from those of a source
-        if derived and set(features) <= given:
-            return data
-        if absent := [name for name in sources if name not in given]:
-            raise RowsError(f"X lacks columns of the source: {', '.join(sorted(absent))}.")
-        return rows_by(schema, data, used)[features].fillna(self._fills)
 
 
 def _is_centred(centre: object, scale: object) -> bool:

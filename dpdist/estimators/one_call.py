@@ -31,6 +31,7 @@ from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.units import Owner, spelled
 from dpdist.core.runtime.cluster import computed, computing_on
 from dpdist.core.text import counted, listed
+from dpdist.estimators.described import rows_by
 from dpdist.estimators.fit import DESCRIBED, request_of, says_rows
 from dpdist.estimators.groups import column_of, groups_of, in_one_order
 from dpdist.estimators.inputs import rows_of
@@ -267,9 +268,7 @@ def _in_memory(table: Any, schema: Schema | None, owner: Owner) -> Any:
         schema = _decided(frame, owner, lazy=lazy)
     elif schema.unit is None:
         require_owner("The table", [str(name) for name in frame.columns], owner, schema)
-    if lazy:  # its _meta is an empty DataFrame
-        return frame.map_partitions(schema.transform, meta=schema.transform(frame._meta))  # noqa: SLF001
-    return schema.transform(frame)
+    return rows_by(schema, frame)
 
 
 def _without(table: Any, kept: Sequence[str], described: Schema | None) -> str:

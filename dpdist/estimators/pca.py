@@ -32,6 +32,7 @@ from dpdist.core.runtime.cluster import AnyCluster, computed, computing_on
 from dpdist.estimators import fit as fits
 from dpdist.estimators import likelihood
 from dpdist.estimators.base import Matrix, PrivateEstimator, Shared, with_shared_parameters
+from dpdist.estimators.described import as_released
 from dpdist.estimators.inputs import rows_at, rows_in_memory, rows_of, scores_rows
 from dpdist.formats.labelled import relabelled
 
@@ -295,7 +296,8 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         Parameters
         ----------
         X
-            (n, d), in any form accepted by ``fit``.
+            (n, d), in any form accepted by ``fit``; or, if the release has a schema, a DataFrame of its source. An
+            array is of rows as the schema encodes them.
 
         Returns
         -------
@@ -311,7 +313,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         """
         check_is_fitted(self, "components_")
         with naming(ESTIMATORS):
-            rows = rows_of(self, X, fitting=False)
+            rows = rows_of(self, self._as_released(X), fitting=False)
             if rows.lazy:
                 _require_lazy_output(self)
             divided = self.components_ / likelihood.deviations(self)
@@ -322,6 +324,10 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
             names = list(self.get_feature_names_out())
             scores = partial(_scores, projector=projector, centre=self.mean_) if self.missing == "centre" else projector
             return rows.mapped(scores, self.n_components_, projector.dtype, names, "component")
+
+    def _as_released(self, data: object) -> Any:
+        """Return a DataFrame of a source by its schema, with the mean for what is missing; other rows as they are."""
+        return as_released(self, data, dict(zip(self.release_.names, self.mean_.tolist(), strict=True)))
 
     def inverse_transform(self, X: object) -> Any:  # noqa: N803
         """Return the rows with these scores in the span of the components about the mean. They are private.
@@ -358,7 +364,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         Parameters
         ----------
         X
-            (n, d), in any form accepted by ``fit`` except the path of a rows.zarr. Lazy for a Dask array.
+            (n, d), as for :meth:`transform`, except the path of a rows.zarr. Lazy for a Dask array.
 
         Raises
         ------
@@ -373,7 +379,8 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
         """
         check_is_fitted(self, "components_")
         with naming(ESTIMATORS):
-            rows = rows_in_memory(self, X, "score_samples takes rows in memory or lazy, not the path of a rows.zarr.")
+            refusal = "score_samples takes rows in memory or lazy, not the path of a rows.zarr."
+            rows = rows_in_memory(self, self._as_released(X), refusal)
             return rows.mapped(likelihood.model_of(self), 1, np.float64, ["likelihood"], "likelihood")[:, 0]
 
     def score(self, X: object, y: object = None) -> float:  # noqa: N803, ARG002 - scikit-learn's names

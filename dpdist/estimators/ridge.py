@@ -30,6 +30,7 @@ from dpdist.core.text import counted
 from dpdist.estimators import fit as fits
 from dpdist.estimators.base import Matrix, PrivateEstimator, Shared, with_shared_parameters
 from dpdist.estimators.checked import RowsError
+from dpdist.estimators.described import as_released
 from dpdist.estimators.groups import apart, without
 from dpdist.estimators.inputs import Rows, rows_at, rows_in_memory, set_columns, user_names
 from dpdist.estimators.targets import Targets, require_same_labels, require_same_rows, targets_of, with_labels_of
@@ -256,7 +257,8 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
         Parameters
         ----------
         X
-            (n, p), in any form accepted by ``fit`` except the path of a rows.zarr.
+            (n, p), in any form accepted by ``fit`` except the path of a rows.zarr; or, if the release has a schema, a
+            DataFrame of its source. An array is of rows as the schema encodes them.
 
         Returns
         -------
@@ -272,7 +274,8 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
         check_is_fitted(self, "coef_")
         with naming(ESTIMATORS):
             refusal = "predict takes rows in memory or lazy, with the columns of X, not the path of a rows.zarr."
-            rows = rows_in_memory(self, without(X, self._target_column), refusal)
+            fills = dict(zip(self.release_.names, self.release_.bound.input_units[0].tolist(), strict=True))
+            rows = rows_in_memory(self, as_released(self, without(X, self._target_column), fills), refusal)
             slopes, start = np.atleast_2d(self.coef_).T, np.atleast_1d(self.intercept_)
             names = [str(name) for name in self.target_names_]
             predictions = rows.mapped(

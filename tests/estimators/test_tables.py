@@ -289,3 +289,39 @@ def test_gaps_at_the_centre_are_told_of_rows_in_memory(tmp_path: Path) -> None:
         assert regressions(release, [1], [0])[0].coefficients[0].population_interval is None
     complete = dpdist.PrivateCovariance(**asked).fit(rows[~np.isnan(rows[:, 0])])
     assert complete.release_.schema is None
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_frame_of_the_source_is_read_by_the_schema_of_the_release(tmp_path: Path, *, lazy: bool) -> None:
+    random = np.random.default_rng(7)
+    frame = pd.DataFrame({
+        "pay": np.exp(random.normal(10, 1, 3000)).round(2),
+        "age": random.uniform(0, 120, 3000).round(1),
+        "plan": random.choice(["basic", "plus"], 3000),
+        "kept": random.choice([1.5, 2.5, np.nan], 3000),
+    })  # fmt: skip
+    frame.loc[::7, "age"] = np.nan
+    schema = Schema([
+        Column("pay", "number", transform="log"),
+        Column("age", "number", range=(0, 100), missing="centre"),
+        Column("plan", "category", categories=["basic", "plus"]),
+        Column("kept", "number", missing="drop"),
+    ])  # fmt: skip
+    frame.to_csv(file := tmp_path / "people.csv", index=False)
+    pca = dpdist.private_pca(file, epsilon=8, delta="1e-6", schema=schema, n_components=2, say=lambda _: None)
+    by_path = pca.transform(tmp_path / "people.zarr")
+    given: Any = dd.from_pandas(frame, npartitions=3) if lazy else frame
+    held = frame["kept"].notna().to_numpy()
+    np.testing.assert_allclose(np.asarray(pca.transform(given))[held], by_path[held], atol=1e-6)
+    np.testing.assert_array_equal(
+        pca.transform(frame.assign(more="x")[["more", "kept", "plan", "age", "pay"]]), pca.transform(frame)
+    )
+    encoded = schema.transform(frame[held].dropna())
+    np.testing.assert_allclose(pca.transform(encoded), pca.transform(frame[held].dropna()))
+    with pytest.raises(RowsError, match="X lacks columns of the source: pay"):
+        pca.transform(frame[["age", "plan", "kept"]])
+    with pytest.raises(ValueError, match=r"row 0 .*'plan'"):
+        pca.transform(frame.assign(plan="other"))
+    ridge = PrivateRidge.from_release(pca.release_, "age")
+    np.testing.assert_allclose(ridge.predict(encoded.drop(columns="age")), ridge.predict(frame[held].dropna()))
+    assert np.isfinite(np.asarray(ridge.predict(given))).all()
