@@ -26,7 +26,7 @@ from dpdist.answers.variables import Numeric, Variables, variables
 from dpdist.core.errors import BelowNoiseError, DataError, UsageError
 from dpdist.core.release.artefact import Release
 from dpdist.core.text import counted
-from dpdist.report.pairs import alike, means_between, unit_of
+from dpdist.report.pairs import GEOMETRIC, alike, means_between, unit_of
 from dpdist.report.shares import percent_ends, percent_text, too_uncertain
 from dpdist.report.tables import Cells, brief_name, minus
 
@@ -203,7 +203,7 @@ def _notes(held: Variables, rows: ClippedRows, hidden: int) -> Iterator[str]:
     if any(numeric.indicator is not None for numeric in numbers):
         yield "A mean is of the rows with a value."
     if any(column.transform == "log" for column in columns):
-        yield "A geometric mean is the mean of the logarithm, taken back; the mean itself is at least as large."
+        yield GEOMETRIC
     if held.numeric and not numbers:
         yield "This release holds no means of numbers."
     if held.left_out and held.release.schema is None:  # with a schema, the section about pairs says so

@@ -16,8 +16,10 @@ from dpdist.answers.group_means import GroupMeans
 from dpdist.answers.logistic import Effect, Logistic
 from dpdist.answers.regression import Regression
 from dpdist.answers.relate import Relation, untested
+from dpdist.answers.synthetic import source_values
 from dpdist.answers.variables import Numeric, Variables
 from dpdist.core.naming import parameter, step
+from dpdist.core.rows.columns import Column
 from dpdist.core.text import counted, listed, wrapped
 from dpdist.report.shares import count_text, few_text, known_shares, largest_error, percent_ends, percent_text
 from dpdist.report.text import EACH_INTERVAL, aligned
@@ -25,6 +27,7 @@ from dpdist.report.text import EACH_INTERVAL, aligned
 Matrix = npt.NDArray[np.float64]
 _SHOWN, _CLEAREST = 25, 5
 _NAMED = 20
+GEOMETRIC = "A geometric mean is the mean of the logarithm, taken back; the mean itself is at least as large."
 OF_RIDGE = "A small ridge moves them towards 1, and intervals are of the model with it, not of the one without."
 _MERGED = "* Small categories are merged, as they have too few rows for this noise: named with the pair alone."
 _MEASURES = {
@@ -74,15 +77,22 @@ def table_text(result: Crosstab, percent: str | None) -> str:
 
 def means_text(result: GroupMeans, *, clipped: bool) -> str:
     """Return the means of a number by category."""
-    rows = [(result.variable.name, _rows_of(result.number), f"mean {result.number.name}", "between")]
+    column = result.number.column if result.number.column and result.number.column.transform == "log" else None
+    taken_back: tuple[str, ...] = () if column is None else ("geometric mean", "between")
+    rows = [(result.variable.name, _rows_of(result.number), f"mean {result.number.name}", "between", *taken_back)]
     order = np.argsort(-result.counts, kind="stable")[:_SHOWN]
     for i in order:
         low, high = result.means.intervals[i]
         mean, *between = means_between(result.number, result.means.estimates[i], low, high)
-        rows.append((result.variable.categories[i], count_text(result.counts[i]), mean, " .. ".join(between)))
+        if column is not None:
+            taken_back = _geometric(column, float(result.means.estimates[i]), low, high)
+        cells = (mean, " .. ".join(between), *taken_back)
+        rows.append((result.variable.categories[i], count_text(result.counts[i]), *cells))
     parts = [*aligned(rows), *_more(result.variable.size - len(order), "category")]
     done = done_to(result.number, clipped=clipped)
     parts += [wrapped(f"Means are of {result.number.name} {done}.")] if done else []
+    if column is not None:
+        parts.append(wrapped(GEOMETRIC))
     if result.variable.size > 2:
         parts += _differences(result)
     if result.variable.size == 2 and math.isfinite(result.differences[1, 0]):
@@ -91,6 +101,14 @@ def means_text(result: GroupMeans, *, clipped: bool) -> str:
         unit = unit_of(result.number)
         parts.append(wrapped(f"The mean of {yes} less that of {no}: {shown}{unit} ({' .. '.join(ends)})."))
     return "\n".join([*parts, wrapped("Not in a release: medians, quantiles and spreads within groups.")])
+
+
+def _geometric(column: Column, *mean: float) -> tuple[str, str]:
+    """Return a geometric mean in units of the source, and its interval; empty if it is unknown."""
+    if not all(map(math.isfinite, mean)):
+        return "", ""
+    value, *ends = alike(*source_values(column, np.array(mean)).tolist())
+    return value, " .. ".join(ends)
 
 
 def _rows_of(number: Numeric) -> str:
