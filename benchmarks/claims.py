@@ -27,7 +27,7 @@ from pyarrow import csv
 
 from dpdist.answers.model import open_model
 from dpdist.cli import cli
-from dpdist.core.release.artefact import open_release
+from dpdist.core.release.opening import open_release
 
 ROOT = Path(__file__).parents[1]
 REPEATS = 50

@@ -33,7 +33,8 @@ from dpdist import Ledger
 from dpdist.core.ledger.journal import Begun, Closed, Committed, CommitWitnessed, Event, Published, Reserved
 from dpdist.core.ledger.witness import FolderWitness, WitnessRecord
 from dpdist.core.release import combine
-from dpdist.core.release.artefact import Release, open_release
+from dpdist.core.release.artefact import Release
+from dpdist.core.release.opening import open_release
 from dpdist.core.release.plan import plan_of
 from dpdist.core.release.series import Toeplitz, Tree, total_of
 from dpdist.core.rows.dataset import created, open_ingested

@@ -44,8 +44,8 @@ if TYPE_CHECKING:  # the double names export them to type checkers
     from dpdist.core.privacy.guarantee import Neighbours as Neighbours
     from dpdist.core.privacy.guarantee import PrivacyLoss as PrivacyLoss
     from dpdist.core.release.artefact import Release as Release
-    from dpdist.core.release.artefact import open_release as open_release
     from dpdist.core.release.norm_histogram import NormsRequest as NormsRequest
+    from dpdist.core.release.opening import open_release as open_release
     from dpdist.core.release.request import Centring as Centring
     from dpdist.core.release.request import ReleaseRequest as ReleaseRequest
     from dpdist.core.rows.bounding import RowBound as RowBound
@@ -98,7 +98,8 @@ _NAMES = {
     "core.pipeline.release": ("combine_releases", "release_rows"),
     "core.pipeline.sources": ("draft_schema", "ingest_rows", "register_rows"),
     "core.privacy.guarantee": ("Guarantee", "Neighbours", "PrivacyLoss"),
-    "core.release.artefact": ("Release", "open_release"),
+    "core.release.artefact": ("Release",),
+    "core.release.opening": ("open_release",),
     "literature.matrix": ("MatrixRelease", "open_matrix"),
     "core.release.norm_histogram": ("NormsRequest",),
     "core.release.request": ("Centring", "ReleaseRequest"),

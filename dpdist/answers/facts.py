@@ -9,6 +9,10 @@ from dpdist.answers.model import open_model
 from dpdist.core.errors import DataError
 from dpdist.core.naming import step
 from dpdist.core.pipeline.facts import Facts, columns_line, schema_line
+from dpdist.core.privacy.guarantee import Guarantee, GuaranteeJson
+from dpdist.core.release.artefact import guarantee_words
+from dpdist.core.release.attributes import SessionFacts
+from dpdist.core.rows.table import UnitAttributes
 from dpdist.core.storage.arrays import Text, attributes_of
 from dpdist.core.storage.store import Store
 
@@ -16,6 +20,10 @@ from dpdist.core.storage.store import Store
 class _Head(Struct):
     mechanism: Text
     status: Text
+    guarantee: GuaranteeJson | None
+    unit: UnitAttributes | None = None
+    condition: Text | None = None
+    session: SessionFacts | None = None
 
 
 def facts(store: Store) -> Facts:
@@ -23,18 +31,25 @@ def facts(store: Store) -> Facts:
     opened = open_model(store)
     try:
         head = msgspec.convert(attributes_of(store), _Head)
+        guarantee = None if head.guarantee is None else Guarantee.from_json(head.guarantee)
     except ValueError:
         raise DataError(f"{store} is a damaged model.zarr. Write it again with {step('pca')}.") from None
     k, eigenvalues = len(opened.components.components), opened.components.eigenvalues is not None
-    optional = {"schema": opened.schema, "correlation": opened.correlation}
+    unit = None if head.unit is None else head.unit.unit
+    optional = {
+        "unit": unit, "condition": head.condition, "session": head.session, "schema": opened.schema,
+        "correlation": opened.correlation,
+    }  # fmt: skip
     values = {
-        "release_id": opened.release_id, "mechanism": head.mechanism, "status": head.status, "k": k,
+        "release_id": opened.release_id, "mechanism": head.mechanism, "status": head.status,
+        "guarantee": guarantee, "k": k,
         "columns": opened.names, "eigenvalues": eigenvalues,
         **{name: value for name, value in optional.items() if value},
     }  # fmt: skip
     of = ", of the correlation matrix" if opened.correlation else ""
     lines = [
         ("release", f"{opened.release_id}, {head.mechanism}, {head.status}"),
+        ("proved", "" if guarantee is None else guarantee_words(guarantee, guarantee.neighbours, unit, head.condition)),
         ("components", f"{k}, {'with' if eigenvalues else 'without'} eigenvalues{of}"),
         ("columns", columns_line(opened.names)),
         ("schema", schema_line(opened.schema)),

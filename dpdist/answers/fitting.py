@@ -14,7 +14,8 @@ from dpdist.answers.correlation import has_correlations, references_of
 from dpdist.answers.feasible import nearest
 from dpdist.core.pipeline.products import multiplied
 from dpdist.core.progress import Progress
-from dpdist.core.release.artefact import Release, open_release
+from dpdist.core.release.artefact import Release
+from dpdist.core.release.opening import open_release
 from dpdist.core.storage.arrays import made_from
 from dpdist.core.storage.atomic import make_once
 from dpdist.core.storage.store import AnyStore, Store, store_at

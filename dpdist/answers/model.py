@@ -27,7 +27,9 @@ from dpdist.core.html import short, table
 from dpdist.core.naming import step
 from dpdist.core.privacy.guarantee import GuaranteeJson
 from dpdist.core.release.artefact import Release
+from dpdist.core.release.attributes import SessionFacts
 from dpdist.core.rows.schema import Schema
+from dpdist.core.rows.table import UnitAttributes
 from dpdist.core.storage.arrays import Text, digest_of_objects, put_array, read_arrays, require_format
 from dpdist.core.storage.store import AnyStore, store_at
 from dpdist.core.text import can_be_published, schema_of
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     import xarray
 
 FORMAT = "dpdist-model/1"
+_OF_GUARANTEE = ("unit", "condition", "session")
+"""Attributes of a release without which its guarantee promises more than was proved."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,9 @@ class _Attributes(Struct, frozen=True):
     columns: tuple[Text, ...]
     eigenvalues: bool
     eigenvalues_per_row: bool
+    unit: UnitAttributes | None = None  # these as in the release
+    condition: Text | None = None
+    session: SessionFacts | None = None
     schema: dict[str, Any] | None = None
     correlation: bool = False
     feasible: bool = False
@@ -93,13 +100,14 @@ class _Attributes(Struct, frozen=True):
 
 def save(model: Model, release: Release, target: AnyStore, correlation: Correlation | None = None) -> None:
     """Write model.zarr atomically; ``correlation`` adds the attributes of a correlation matrix."""
-    components = model.components
+    components, of_release = model.components, release.attributes()
     attributes: dict[str, object] = {
         "format": FORMAT,
         "release_id": model.release_id,
         "mechanism": release.mechanism,
-        "status": release.attributes()["status"],
-        "guarantee": None if release.guarantee is None else release.guarantee.to_json(),
+        "status": of_release["status"],
+        "guarantee": of_release["guarantee"],
+        **{name: of_release[name] for name in _OF_GUARANTEE if of_release.get(name) is not None},
         "columns": list(model.names),
         "k": components.components.shape[0],
         "eigenvalues": components.eigenvalues is not None,

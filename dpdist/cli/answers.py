@@ -25,7 +25,8 @@ from dpdist.cli.tables import KINDS, csv_of, kind_of, write_table
 from dpdist.core.errors import DataError, UsageError
 from dpdist.core.privacy.checks import cautions_message
 from dpdist.core.release.advice import blindly_scaled_json, blindly_scaled_message
-from dpdist.core.release.artefact import Release, open_release
+from dpdist.core.release.artefact import Release
+from dpdist.core.release.opening import open_release
 from dpdist.core.release.parse import columns_from
 from dpdist.core.storage.store import AnyStore, replace_own, store_at
 from dpdist.core.text import counted, listed, wrapped

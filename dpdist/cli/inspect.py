@@ -14,7 +14,7 @@ from dpdist.core.ledger.address import LedgerAddress
 from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.pipeline.charged import statement_of
 from dpdist.core.pipeline.inspect import inspect_path
-from dpdist.core.release.artefact import open_release
+from dpdist.core.release.opening import open_release
 from dpdist.core.release.parse import columns_from
 from dpdist.core.storage.store import AnyStore, store_at
 

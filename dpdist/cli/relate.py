@@ -21,7 +21,7 @@ from dpdist.cli.output import BARS, answer
 from dpdist.cli.tables import KINDS, kind_of, write_table
 from dpdist.core.errors import BelowNoiseError, UsageError
 from dpdist.core.privacy.checks import cautions_message
-from dpdist.core.release.artefact import open_release
+from dpdist.core.release.opening import open_release
 from dpdist.core.storage.store import AnyStore
 from dpdist.core.text import counted, wrapped
 from dpdist.report.pairs import (

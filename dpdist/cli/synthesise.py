@@ -21,7 +21,8 @@ from dpdist.cli.tables import csv_of, kind_of, parquet_of
 from dpdist.core.errors import BelowNoiseError, DataError, UsageError
 from dpdist.core.privacy.checks import cautions_message
 from dpdist.core.release.advice import blindly_scaled_json, blindly_scaled_message
-from dpdist.core.release.artefact import Release, open_release
+from dpdist.core.release.artefact import Release
+from dpdist.core.release.opening import open_release
 from dpdist.core.storage.arrays import array_options, digest_of_objects
 from dpdist.core.storage.store import AnyStore, Store, store_at
 from dpdist.core.text import counted, listed, wrapped

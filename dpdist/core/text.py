@@ -117,6 +117,12 @@ def rounded_up(value: float, digits: int = 4) -> str:
     return f"{exact.quantize(step, ROUND_CEILING).normalize():f}"
 
 
+class OfRows(str):
+    """A message that tells something of the rows: for those who hold them only."""
+
+    __slots__ = ()
+
+
 def counted(number: int, noun: str) -> str:
     """Return a count with its noun, in the plural if needed."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -49,8 +49,9 @@ from dpdist.core.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss, ne
 from dpdist.core.progress import LOGGER
 from dpdist.core.release import archive
 from dpdist.core.release.advice import blindly_scaled_message
-from dpdist.core.release.artefact import Release, open_release
+from dpdist.core.release.artefact import Release
 from dpdist.core.release.bounds import Dimensions, by_schema, without_choices
+from dpdist.core.release.opening import open_release
 from dpdist.core.release.parse import request_from
 from dpdist.core.release.plan import plan_of, planned
 from dpdist.core.release.request import Centring, ReleaseRequest

@@ -25,8 +25,9 @@ from dpdist.core.ingest.registered import open_rows
 from dpdist.core.moment.arrays import with_centre
 from dpdist.core.naming import ESTIMATORS, naming, parameter, step
 from dpdist.core.pipeline.projection import Projector, scores_in_memory
-from dpdist.core.release.artefact import Release, open_release
+from dpdist.core.release.artefact import Release
 from dpdist.core.release.bounds import Dimensions
+from dpdist.core.release.opening import open_release
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.runtime.cluster import AnyCluster, computed, computing_on
 from dpdist.estimators import fit as fits

@@ -51,6 +51,7 @@ from dpdist.core.runtime.cluster import Cluster
 from dpdist.core.storage.arrays import attributes_of
 from dpdist.core.storage.atomic import make_public_folder
 from dpdist.core.storage.store import store_at
+from dpdist.core.text import OfRows
 from dpdist.jobs.job_file import Job
 from dpdist.jobs.series import Series, open_series, past_horizon, require_same_schema, series_guarantee
 from dpdist.jobs.totals import conclude
@@ -129,6 +130,11 @@ def _counts(
             yield count, closed
 
 
+def of_no_rows(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Return what says messages that tell nothing of the rows, as the output of a job is public."""
+    return lambda text: None if isinstance(text, OfRows) else say(text)
+
+
 def late(entry: Path, period: str, last: str) -> str:
     """Return why a period before the last closed one is refused."""
     return (
@@ -155,7 +161,7 @@ def _close(series: Series, period: str, entry: Path, say: Callable[[str], None])
             excluded=() if series.job.exclude is None else read_excluded(series.job.exclude),
             choices=series.job.choices,
             progress=steps(series.job.cluster.progress, f"Ingesting {period}"),
-            say=say,
+            say=of_no_rows(say),
         )
         try:
             series.ledger.close_period(period, seal)

@@ -14,7 +14,6 @@ from dpdist.core.errors import DpdistError, RefusedError, UsageError
 from dpdist.core.ingest.registered import open_rows
 from dpdist.core.ingest.sources import SourceLocation, head_at
 from dpdist.core.ingest.survey import kept_columns
-from dpdist.core.ingest.write import OMITTED
 from dpdist.core.pipeline import budget, release, sources
 from dpdist.core.pipeline.release import Outcome
 from dpdist.core.pipeline.scores import project_rows, scores_message
@@ -138,7 +137,7 @@ def _ingest(job: Job, source: SourceLocation, say: Callable[[str], None]) -> Non
         rows_dimension=choices.rows_dimension,
         schema=choices.schema,
         progress=job.cluster.progress,
-        say=lambda text: None if text.startswith(OMITTED) else say(text),  # the output of a job is public
+        say=periodic.of_no_rows(say),
         cluster=job.cluster,
     )
     say(f"{job.rows}: ingested, {counted(table.columns, 'column')}.")  # the number of rows may be private

@@ -15,9 +15,10 @@ from dpdist.answers.fitting import fit_components
 from dpdist.core.errors import BelowNoiseError
 from dpdist.core.paths import local
 from dpdist.core.privacy import checks
-from dpdist.core.release.artefact import Release, open_release
+from dpdist.core.release.artefact import Release
 from dpdist.core.release.bounds import Dimensions, bound_of
 from dpdist.core.release.combine import combined, estimated, last_periods, next_total, write_sum
+from dpdist.core.release.opening import open_release
 from dpdist.core.release.plan import proved
 from dpdist.core.release.series import Node, PeriodSum, Toeplitz, Tree, total_of, variance_factor
 from dpdist.core.rows.bounding import RowBound

@@ -83,10 +83,16 @@ def _others(release: Release, ledger: LedgerStatement | None) -> Iterator[Answer
         own = drawn_for(release)
         others = [f"{record.release_id} ({record.loss})" for record in ledger.charged if record.release_id not in own]
         found = f"{counted(len(others), 'other release')}: {listed(others[:_NAMED])}" if others else "no other release"
-        what = "this release" if release.session is None else "the share of one site in this release"
+        what = "this release"
+        if release.session is not None:
+            what = "the share of one site in this release"
+        elif release.releases:
+            what = f"{counted(len(release.releases), 'release')}, of which this is the sum,"
         yield Answer(True, f"The ledger of this table contains {what} and {found}.")
         if release.session is not None:
             yield Answer(False, "Each of the other sites has looked at its own ledger.")
+        elif release.releases:
+            yield Answer(False, "Whoever adds up these releases again gets this sum.")
         balance = ledger.balance
         kept = balance.condition is None and not (balance.exceeded or balance.closed or balance.exhausted)
         yield Answer(kept, f"The budget is {balance.budget}: {balance.promise}. So far: {balance}.")

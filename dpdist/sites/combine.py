@@ -17,8 +17,9 @@ from dpdist.core.errors import DataError
 from dpdist.core.naming import step
 from dpdist.core.pipeline.release import Outcome
 from dpdist.core.release.archive import archived, publish
-from dpdist.core.release.artefact import FORMAT, Heading, open_release
+from dpdist.core.release.artefact import FORMAT, Heading
 from dpdist.core.release.attributes import merged
+from dpdist.core.release.opening import open_release
 from dpdist.core.release.session import LEAST_TOTAL, Terms
 from dpdist.core.release.share import ShareHead, checksum_of, share_name
 from dpdist.core.rows.schema import Schema

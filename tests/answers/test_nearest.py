@@ -131,7 +131,7 @@ def test_estimators_start_from_it_when_asked(place: Path) -> None:
 
 
 def test_the_report_shows_tables_that_rows_can_have(place: Path, tmp_path: Path) -> None:
-    from dpdist.core.release.artefact import open_release
+    from dpdist.core.release.opening import open_release
 
     write(open_release(place), tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()

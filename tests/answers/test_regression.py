@@ -22,9 +22,9 @@ from dpdist.answers.regression import Regression, regressions
 from dpdist.core.errors import UsageError
 from dpdist.core.mechanisms.noise_law import Noise
 from dpdist.core.privacy.guarantee import Neighbours
-from dpdist.core.release import artefact
-from dpdist.core.release.artefact import open_release
+from dpdist.core.release import artefact, opening
 from dpdist.core.release.combine import combined
+from dpdist.core.release.opening import open_release
 from dpdist.core.release.request import Centring
 from dpdist.core.rows.units import Unit
 from dpdist.estimators import PrivateRidge
@@ -178,7 +178,7 @@ def test_a_total_of_releases_tells_of_all_their_rows() -> None:
 def test_a_release_that_stays_on_the_disk_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(drawn(rows_of(3000), 4.0).release(), tmp_path / "release.zarr")
     here = open_release(tmp_path / "release.zarr")
-    monkeypatch.setattr(artefact, "_IN_MEMORY", 0)
+    monkeypatch.setattr(opening, "_IN_MEMORY", 0)
     monkeypatch.setattr("dpdist.answers.block.TILE", 2)
     there = open_release(tmp_path / "release.zarr")
     assert here.in_memory

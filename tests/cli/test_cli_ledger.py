@@ -14,7 +14,7 @@ from support.cli_scene import BUDGET, LOSS, Call, tree
 from dpdist.core.ingest.registered import open_rows
 from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.privacy.guarantee import PrivacyLoss
-from dpdist.core.release.artefact import open_release
+from dpdist.core.release.opening import open_release
 from dpdist.core.runtime.cluster import Cluster
 
 

@@ -20,7 +20,7 @@ from dpdist.answers.fitting import fit_components
 from dpdist.core.errors import DataError, RefusedError, UsageError
 from dpdist.core.ledger.register import Register
 from dpdist.core.pipeline.scores import project_rows
-from dpdist.core.release import artefact
+from dpdist.core.release import opening
 from dpdist.core.rows import dataset
 from dpdist.core.runtime.cluster import Cluster
 
@@ -110,7 +110,7 @@ def test_a_release_too_large_for_memory_is_multiplied_from_the_disk(
     asked = PrivatePCA(2, **LOSS, release=tmp_path / "release.zarr", cluster=Cluster(scheduler))
     found = clone(asked).fit(path)
     assert found.release_.in_memory
-    monkeypatch.setattr(artefact, "_IN_MEMORY", 0)
+    monkeypatch.setattr(opening, "_IN_MEMORY", 0)
     again = clone(asked).fit(path)
     assert not again.release_.in_memory
     for other in (again, PrivatePCA.from_release(tmp_path / "release.zarr", 2)):

@@ -29,7 +29,7 @@ from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.pipeline import budget
 from dpdist.core.privacy import accounting
 from dpdist.core.privacy.guarantee import PrivacyLoss
-from dpdist.core.release.artefact import open_release
+from dpdist.core.release.opening import open_release
 from dpdist.core.text import random_token
 from faults import sentinel
 from faults.chaos_cluster import SETTINGS, Cluster

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 from click.testing import CliRunner
 from faults.nightly import JOB, events
 from support.cli_scene import Call
@@ -72,6 +73,19 @@ def run(read: job_file.Job) -> None:
 
 def everything(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("text", [PLAIN, SERIES])
+def test_a_job_says_nothing_that_depends_on_a_row(folder: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    place = folder / ("incoming/d1.zarr" if text == SERIES else "table.zarr")
+    array = zarr.create_array(place, shape=(30, 3), chunks=(10, 3), dtype="f8")
+    array[:20] = np.random.default_rng(1).normal(size=(20, 3))  # the others are zeros, which are not stored
+    said: list[str] = []
+    ingest_rows(place, folder / "alone.zarr", say=said.append)
+    assert "1 of 3 chunks are not stored" in " ".join(said)
+    run(job(folder, text.replace("table.npy", "table.zarr")))
+    told = capsys.readouterr()
+    assert "not stored" not in told.out + told.err
 
 
 def test_a_dry_run_tells_what_a_run_then_spends_and_does_nothing(folder: Path) -> None:

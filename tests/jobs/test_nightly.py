@@ -25,7 +25,7 @@ from dpdist.core.ingest.registered import open_rows
 from dpdist.core.pipeline import budget
 from dpdist.core.pipeline.release import release_rows
 from dpdist.core.privacy.guarantee import PrivacyLoss
-from dpdist.core.release.artefact import open_release
+from dpdist.core.release.opening import open_release
 from dpdist.core.rows.chunks import SEAL, ChunkReader, sealed_tags
 from dpdist.core.rows.periods import open_periods
 from dpdist.jobs import job_file

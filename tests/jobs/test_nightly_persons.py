@@ -23,8 +23,8 @@ from dpdist.core.pipeline.inspect import inspect_path
 from dpdist.core.pipeline.release import release_rows
 from dpdist.core.privacy.guarantee import Neighbours
 from dpdist.core.release import plan as plans
-from dpdist.core.release.artefact import open_release
 from dpdist.core.release.bounds import Dimensions
+from dpdist.core.release.opening import open_release
 from dpdist.core.rows.chunks import ChunkReader
 from dpdist.core.rows.dataset import open_ingested
 from dpdist.core.rows.persons import Watch

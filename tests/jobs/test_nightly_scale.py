@@ -19,7 +19,7 @@ from dpdist.core.pipeline import release
 from dpdist.core.privacy.accounting import gaussian_sigma
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.core.release import histograms
-from dpdist.core.release.artefact import open_release
+from dpdist.core.release.opening import open_release
 from dpdist.jobs import job_file
 from dpdist.jobs.series import open_series
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,10 +23,11 @@ from dpdist.core.errors import DataError, RefusedError, UsageError
 from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.ledger.state import State
 from dpdist.core.moment.total import MomentTask, draw_key, moment_task, partition_moment
+from dpdist.core.pipeline.charged import statement_of
 from dpdist.core.privacy.guarantee import PrivacyLoss
-from dpdist.core.release.artefact import open_release
 from dpdist.core.release.bounds import Dimensions
 from dpdist.core.release.combine import combined, write_sum
+from dpdist.core.release.opening import open_release
 from dpdist.core.release.plan import planned
 from dpdist.core.release.series import Toeplitz, Tree, banded, square_root, variance_factor
 from dpdist.core.rows.bounding import RowBound
@@ -82,6 +85,41 @@ def test_a_total_of_a_tree_is_rebuilt_where_it_is_lost_replaces_no_other_and_is_
     total = open_release(place.published / "total" / "d7.zarr")
     leaf = open_release(place.published / "d7.zarr")
     np.testing.assert_array_equal(total.lattice, best.lattice + leaf.lattice)
+
+
+@pytest.mark.parametrize(
+    ("continual", "change"),
+    [
+        (8, {}),
+        (8, {"columns": ["b", "a", "c"]}),
+        (
+            8,
+            {
+                "guarantee": {"epsilon_micro": 1000, "mu_squared": ["1", "10000000000"]},
+                "claim": {"epsilon_micro": 1000},
+            },
+        ),
+        (None, {}),
+    ],
+)  # fmt: skip
+def test_a_ledger_is_asked_what_the_releases_of_a_total_cost(
+    place: Place, continual: int | None, change: dict[str, Any]
+) -> None:
+    place.arrive(*(f"d{number}" for number in range(1, 7)))
+    place.run(continual=continual)
+    target = place.published / "total" / "d6.zarr"
+    release = open_release(target)
+    statement = statement_of(place.ledger, release, target)
+    assert {record.release_id for record in statement.charged} >= set(release.releases)
+    if not change:
+        return
+    metadata = json.loads((target / "zarr.json").read_text())
+    about = metadata["attributes"]["dpdist"]
+    for name, value in change.items():
+        about[name] = about[name] | value if isinstance(value, dict) else value
+    (target / "zarr.json").write_text(json.dumps(metadata))
+    with pytest.raises(DataError, match="it was altered"):
+        statement_of(place.ledger, open_release(target), target)
 
 
 def test_components_above_the_noise_are_taken_night_after_night(place: Place) -> None:

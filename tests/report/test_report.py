@@ -30,8 +30,9 @@ from dpdist.core.pipeline.release import combine_releases, release_rows
 from dpdist.core.pipeline.sources import ingest_rows
 from dpdist.core.privacy.accounting import gaussian_delta
 from dpdist.core.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
-from dpdist.core.release.artefact import Release, open_release
+from dpdist.core.release.artefact import Release
 from dpdist.core.release.bounds import Dimensions
+from dpdist.core.release.opening import open_release
 from dpdist.core.release.plan import planned
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.rows.units import Unit

@@ -99,6 +99,14 @@ def test_a_site_sees_its_own_charge_in_a_report_and_not_those_of_others(
     release = hospitals.combined()
     with hospitals.at_site("lyon"):
         assert len(statement_of(hospitals.ledger("lyon"), release, tmp_path / "release.zarr").charged) == 1
+        file = tmp_path / "release.zarr" / "zarr.json"
+        sound = file.read_text()
+        metadata = json.loads(sound)
+        metadata["attributes"]["dpdist"]["columns"].reverse()
+        file.write_text(json.dumps(metadata))
+        with pytest.raises(DataError, match=r"other columns.*it was altered"):
+            statement_of(hospitals.ledger("lyon"), dpdist.open_release(file.parent), file.parent)
+        file.write_text(sound)
     write_rows(tmp_path / "else", np.zeros((5, 3)))
     with pytest.raises(UsageError, match="name the ledger that was charged"):
         statement_of(dpdist.Ledger(tmp_path / "else" / "rows.ledger"), release, tmp_path / "release.zarr")

@@ -35,7 +35,7 @@ def assemble(*, answer: npt.NDArray[Any], rows: int, neighbours: Neighbours, **h
 
 def of_two_columns(number: int, guarantee: Guarantee, noise: Noise, **others: Any) -> Release:
     return Release(
-        release_id=f"r-{number}", mechanism="gaussian", names=("a", "b"), neighbours=Neighbours.REPLACE_ONE,
+        release_id=f"r-{number}", mechanism="frobenius", names=("a", "b"), neighbours=Neighbours.REPLACE_ONE,
         claim=guarantee.loss, guarantee=guarantee, bound=RowBound(2, clip_norm=8.0, grid_bits=4), noise=noise, **others,
     )  # fmt: skip
 

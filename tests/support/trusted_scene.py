@@ -15,7 +15,8 @@ from dpdist.core.moment.total import Partial, complete, partition_moment
 from dpdist.core.paths import local
 from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.release import trusted
-from dpdist.core.release.artefact import Release, open_release
+from dpdist.core.release.artefact import Release
+from dpdist.core.release.opening import open_release
 from dpdist.core.release.request import Centring, ReleaseRequest
 from dpdist.core.release.trusted import MomentTransaction
 from dpdist.core.rows.bounding import RowBound

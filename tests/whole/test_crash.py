@@ -30,7 +30,8 @@ from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.ledger.state import Record, State
 from dpdist.core.pipeline import budget
 from dpdist.core.privacy.guarantee import PrivacyLoss
-from dpdist.core.release.artefact import Release, open_release
+from dpdist.core.release.artefact import Release
+from dpdist.core.release.opening import open_release
 from dpdist.core.rows.dataset import created
 
 BUDGET, COST = PrivacyLoss.parse("3"), PrivacyLoss.parse("1")

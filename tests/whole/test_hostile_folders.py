@@ -22,7 +22,7 @@ from dpdist import PrivacyLoss, ReleaseRequest, fit_components, ingest_rows, rel
 from dpdist.answers.model import open_model
 from dpdist.core.errors import DataError
 from dpdist.core.ingest.registered import open_rows
-from dpdist.core.release.artefact import open_release
+from dpdist.core.release.opening import open_release
 from dpdist.core.rows.chunks import ChunkReader
 
 SECONDS = 60
@@ -130,6 +130,19 @@ def test_attributes_that_cannot_be_are_refused_everywhere(here: Path, call: Call
         for name in ("model.zarr", "rows.zarr") if "columns" in changed else ():
             with pytest.raises(DataError):
                 OPENED[name](here / name)
+
+
+def test_a_key_of_a_later_version_is_refused_in_rows_and_ignored_in_what_is_published(here: Path) -> None:
+    for name, read in OPENED.items():
+        path = here / name / "zarr.json"
+        about = json.loads(path.read_text())
+        about["attributes"]["dpdist"]["later"] = True
+        path.write_text(json.dumps(about))
+        if name == "rows.zarr":
+            with pytest.raises(DataError, match=name):
+                read(here / name)
+        else:
+            read(here / name)
 
 
 @pytest.mark.parametrize("way", [fifo, device])

@@ -47,7 +47,7 @@ class RegisterRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     columns: tuple[Text, ...] | None = None  # None: all, which is what registering takes
 
 
-class RegisteredAttributes(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RegisteredAttributes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """The ``dpdist`` attributes of a table in place, version 1."""
 
     format: str

@@ -54,9 +54,8 @@ from dpdist.core.rows.writing import RowsWriter
 from dpdist.core.storage import atomic
 from dpdist.core.storage.arrays import CHECKSUM_BYTES, ROOT, attributes_of
 from dpdist.core.storage.store import AnyStore, Store, store_at
-from dpdist.core.text import counted, listed, random_token
+from dpdist.core.text import OfRows, counted, listed, random_token
 
-OMITTED = "Rows left out beyond these:"  # begins the message with a count of rows, which may be private
 LARGE = 256 << 20  # bytes of a source from which workers pay off
 WORK = "work"  # prefix of temporary objects, until the table is complete
 _KEPT = f"{WORK}/kept"  # one bit per row of the sources, if some are left out
@@ -301,7 +300,7 @@ class Ingest:
     def _report(self, result: SourceSurvey, left_out: int) -> None:
         guesses, absent = result.said
         for text in absent:
-            self.say(text)
+            self.say(OfRows(text))
         if guesses:
             first, *other_guesses = guesses
             self.say(first + (f" So is that of {counted(len(other_guesses), 'other file')}." if other_guesses else ""))
@@ -317,7 +316,7 @@ class Ingest:
                 kept = f"at most {counted(self.unit.max_rows, 'row')} each"
             self.say(f"The privacy unit is {self.unit.column}, with {kept}.")
             if not self.may_be_empty and self.unit.max_rows is not None:
-                self.say(f"{OMITTED} {left_out}.")
+                self.say(OfRows(f"Rows left out beyond these: {left_out}."))
         elif head.beside:
             named = survey.units_named(head)
             self.say(f"The privacy unit is the row. Declare another with {named}.")

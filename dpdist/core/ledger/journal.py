@@ -32,7 +32,7 @@ Draws = Literal[1, 2, 3]
 """Number of draws of a release: its stages and the final one."""
 
 
-class Created(Struct, frozen=True, tag_field="event", tag="created"):
+class Created(Struct, frozen=True, forbid_unknown_fields=True, tag_field="event", tag="created"):
     """The first entry: identities of ledger and rows, and the budget."""
 
     format: str
@@ -51,20 +51,20 @@ class Created(Struct, frozen=True, tag_field="event", tag="created"):
         return loss.mixed(self.pure_micro or 0, self.reserve_atto or 0)
 
 
-class Closed(Struct, frozen=True, tag_field="event", tag="closed"):
+class Closed(Struct, frozen=True, forbid_unknown_fields=True, tag_field="event", tag="closed"):
     """A period was closed; ``digest`` covers its content."""
 
     period: str
     digest: str
 
 
-class Capped(Struct, frozen=True, tag_field="event", tag="capped"):
+class Capped(Struct, frozen=True, forbid_unknown_fields=True, tag_field="event", tag="capped"):
     """The caps were fixed."""
 
     sets: tuple[CapSetJson, ...]
 
 
-class Raised(Struct, frozen=True, omit_defaults=True, tag_field="event", tag="raised"):
+class Raised(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="event", tag="raised"):
     """The budget was raised; with charges, these are its caps, under a condition that a user stated."""
 
     budget: dict[str, int]
@@ -72,7 +72,7 @@ class Raised(Struct, frozen=True, omit_defaults=True, tag_field="event", tag="ra
     condition: str | None = None
 
 
-class Reserved(Struct, frozen=True, omit_defaults=True, tag_field="event", tag="reserved"):
+class Reserved(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="event", tag="reserved"):
     """A release was charged, for all its draws, to some periods or to all rows.
 
     With weights, each period is charged according to its weight.
@@ -86,14 +86,14 @@ class Reserved(Struct, frozen=True, omit_defaults=True, tag_field="event", tag="
     weights: tuple[int, ...] = ()
 
 
-class Begun(Struct, frozen=True, tag_field="event", tag="begun"):
+class Begun(Struct, frozen=True, forbid_unknown_fields=True, tag_field="event", tag="begun"):
     """An attempt to draw began, under a random name."""
 
     id: str
     attempt: str
 
 
-class Staged(Struct, frozen=True, tag_field="event", tag="staged"):
+class Staged(Struct, frozen=True, forbid_unknown_fields=True, tag_field="event", tag="staged"):
     """A draw became a stage of a release: name and SHA-256 of its bytes."""
 
     id: str
@@ -101,7 +101,7 @@ class Staged(Struct, frozen=True, tag_field="event", tag="staged"):
     digest: str
 
 
-class Committed(Struct, frozen=True, tag_field="event", tag="committed"):
+class Committed(Struct, frozen=True, forbid_unknown_fields=True, tag_field="event", tag="committed"):
     """The last draw became the release: name and SHA-256 of its bytes."""
 
     id: str
@@ -109,26 +109,28 @@ class Committed(Struct, frozen=True, tag_field="event", tag="committed"):
     digest: str
 
 
-class CommitWitnessed(Struct, frozen=True, tag_field="event", tag="witnessed"):
+class CommitWitnessed(Struct, frozen=True, forbid_unknown_fields=True, tag_field="event", tag="witnessed"):
     """The witness has recorded the latest commitment, of a stage or of a release."""
 
     id: str
 
 
-class Published(Struct, frozen=True, omit_defaults=True, tag_field="event", tag="published"):
+class Published(
+    Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="event", tag="published"
+):
     """The committed bytes were published for the first time, at this path or address."""
 
     id: str
     path: str = ""
 
 
-class Aborted(Struct, frozen=True, tag_field="event", tag="aborted"):
+class Aborted(Struct, frozen=True, forbid_unknown_fields=True, tag_field="event", tag="aborted"):
     """A reservation was refunded."""
 
     id: str
 
 
-class CommittedRelease(Struct, frozen=True, omit_defaults=True):
+class CommittedRelease(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The record that a witness keeps of a release with a committed draw."""
 
     id: str
@@ -154,7 +156,7 @@ class CommittedRelease(Struct, frozen=True, omit_defaults=True):
         return stages if self.digest is None else (*stages, self.digest)
 
 
-class Caps(Struct, frozen=True):
+class Caps(Struct, frozen=True, forbid_unknown_fields=True):
     """Caps and their condition, as a witness stores them."""
 
     sets: tuple[CapSetJson, ...]
@@ -167,7 +169,7 @@ class Caps(Struct, frozen=True):
         return tuple(CapSet.from_json(caps) for caps in self.sets)
 
 
-class Adopted(Struct, frozen=True, tag_field="event", tag="adopted"):
+class Adopted(Struct, frozen=True, forbid_unknown_fields=True, tag_field="event", tag="adopted"):
     """Releases that other copies of the ledger committed were charged here."""
 
     head: str | None  # of the other journal; None: the witness was lost, and the whole budget is charged

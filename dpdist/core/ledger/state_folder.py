@@ -155,6 +155,7 @@ class StateFile(Generic[Content]):
         try:
             value = json.loads(body)
             stored = msgspec.convert(value, _Format).format
+            del value["format"]
             content = msgspec.convert(value, self._kind) if stored == self._format else None
         except (ValueError, RecursionError):
             raise self._damaged() from None
@@ -216,7 +217,7 @@ def make_private(folder: Path) -> None:
 _DATASET = "dpdist-dataset/1"
 
 
-class DatasetRecord(Struct, frozen=True):
+class DatasetRecord(Struct, frozen=True, forbid_unknown_fields=True):
     """The stored record of a data set."""
 
     ledger_id: str | None = None  # identity of the one ledger that may be charged for it
@@ -279,7 +280,7 @@ def charge(dataset_id: str, ledger_id: str, location: str) -> None:
 _REGISTERED = "dpdist-registered-rows/1"
 
 
-class Registration(Struct, frozen=True):
+class Registration(Struct, frozen=True, forbid_unknown_fields=True):
     """The stored record of registered rows."""
 
     dataset_id: str

@@ -50,7 +50,7 @@ from dpdist.core.text import counted, listed
 FORMAT = "dpdist-witness/1"
 
 
-class WitnessRecord(Struct, frozen=True, dict=True):
+class WitnessRecord(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """The stored record of a ledger."""
 
     head: str  # digest of the last entry of the journal when it was written

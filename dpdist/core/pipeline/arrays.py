@@ -49,8 +49,9 @@ from dpdist.core.privacy import checks
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.core.release import archive, stages
 from dpdist.core.release.advice import choice_refused, count_refused, require_centre_of_dropped
-from dpdist.core.release.artefact import Heading, Release, open_release
+from dpdist.core.release.artefact import Heading, Release
 from dpdist.core.release.bounds import Dimensions, bound_of, by_schema, require_schema
+from dpdist.core.release.opening import open_release
 from dpdist.core.release.plan import Plan, has_centre, planned, proved
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.release.transaction import commit_once

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dpdist.core.errors import DataError, RefusedError, UsageError
 from dpdist.core.ledger.ledger import Ledger
-from dpdist.core.ledger.state import State
+from dpdist.core.ledger.state import Record, State
+from dpdist.core.naming import step
 from dpdist.core.pipeline import stored
 from dpdist.core.release import archive, trusted
-from dpdist.core.release.artefact import Release, open_release
+from dpdist.core.release.artefact import Release
+from dpdist.core.release.opening import open_release
 from dpdist.core.release.statement import ChargedRelease, LedgerStatement, drawn_for
 from dpdist.core.storage.arrays import attributes_of
 from dpdist.core.storage.store import AnyStore, Store, store_at
@@ -16,7 +18,8 @@ from dpdist.core.storage.store import AnyStore, Store, store_at
 def statement_of(ledger: Ledger, release: Release, path: AnyStore) -> LedgerStatement:
     """Return what a ledger says of the release at a path.
 
-    Refused are a ledger that does not contain the release, or is behind its witness, and a release that was altered.
+    Refused are a ledger that does not contain the release, or is behind its witness, and a release that was altered. Of
+    a sum of releases it contains what they cost and their columns, but not their sum.
     """
     missing = [drawn for drawn in drawn_for(release) if ledger.record(drawn) is None]
     if missing and (release.session is None or len(missing) == len(release.releases)):  # each site has its own ledger
@@ -24,7 +27,9 @@ def statement_of(ledger: Ledger, release: Release, path: AnyStore) -> LedgerStat
             f"The ledger does not contain {missing[0]}: name the ledger that was charged.", parameter="ledger"
         )
     ledger.require_current()  # otherwise the balance may be wrong
-    if release.session is not None or not release.releases:  # a sum was never charged itself
+    if release.releases and release.session is None:
+        _require_terms(ledger, release, store_at(path))
+    else:
         require_as_charged(ledger, store_at(path))
     releases = tuple(
         ChargedRelease(
@@ -70,5 +75,38 @@ def _require_share(ledger: Ledger, path: Store) -> None:
             f"{path} is the sum of shares of {len(release.releases)} sites, and the ledger contains none of them. Name "
             "the ledger of a site that took part. If it is, it was restored from an older copy."
         )
-    if any(record.guarantee != release.guarantee for record in shares):
-        raise DataError(f"{path} states another guarantee than {ledger}: it was altered. Add up the shares again.")
+    for record in shares:
+        if record.guarantee != release.guarantee or not _describes(record, release, bound=release.bound.to_json()):
+            raise DataError(
+                f"{path} states another guarantee, or other columns, than {ledger}: it was altered. Add up the shares "
+                "again."
+            )
+
+
+def _require_terms(ledger: Ledger, total: Release, path: Store) -> None:
+    """Refuse a sum that costs less than one of the releases of a ledger in it, or has other columns."""
+    records = [record for drawn in total.releases if (record := ledger.record(drawn)) is not None]
+    stated = total.guarantee
+    for record in records:
+        own = record.guarantee
+        if (
+            stated is None
+            or own.neighbours is not stated.neighbours
+            or not own.loss.within(stated.loss)
+            or (stated.mu_squared is not None and (own.mu_squared is None or own.mu_squared > stated.mu_squared))
+            or record.state is State.ABORTED
+            or not _describes(record, total)
+        ):
+            raise DataError(
+                f"{path} states less than {ledger} says of {record.release_id}, which it contains, or other columns: "
+                f"it was altered. Add up the releases again: {step('combine')}."
+            )
+
+
+def _describes(record: Record, release: Release, **others: object) -> bool:
+    """Whether the parameters of a record, as far as it has them, are those of a release."""
+    unit = None if release.unit is None else release.unit.to_json()
+    expected = {"columns": list(release.names), "unit": unit, **others}
+    return record.state is State.ADOPTED or all(
+        record.parameters.get(name) == value for name, value in expected.items()
+    )

@@ -31,7 +31,8 @@ from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.progress import Count, Progress
 from dpdist.core.release import artefact
 from dpdist.core.release.advice import stage_words
-from dpdist.core.release.artefact import Release, open_release
+from dpdist.core.release.artefact import Release
+from dpdist.core.release.opening import open_release
 from dpdist.core.rows import dataset
 from dpdist.core.rows.chunks import ChunkReader
 from dpdist.core.rows.dataset import RowsTable, incomplete

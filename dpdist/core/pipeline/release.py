@@ -42,9 +42,10 @@ from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.progress import LOGGER, steps
 from dpdist.core.release import advice, stages, trusted
 from dpdist.core.release.advice import stage_words
-from dpdist.core.release.artefact import Release, open_release
+from dpdist.core.release.artefact import Release
 from dpdist.core.release.bounds import Dimensions
 from dpdist.core.release.combine import combined, write_sum
+from dpdist.core.release.opening import open_release
 from dpdist.core.release.plan import Plan, has_centre
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.release.trusted import admit, require_undeclared

@@ -22,31 +22,24 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import convert, to_builtins
+from msgspec import to_builtins
 
 from dpdist.core._version import __version__
-from dpdist.core.errors import DataError, ResumableError, UsageError, quiet
+from dpdist.core.errors import UsageError
 from dpdist.core.html import short, table
 from dpdist.core.mechanisms.columns import BEYOND
-from dpdist.core.mechanisms.gaussian import CalibratedGaussian, mu_squared_of
-from dpdist.core.mechanisms.info import Output
 from dpdist.core.mechanisms.noise_law import Noise
-from dpdist.core.mechanisms.noise_share import NoiseShare
-from dpdist.core.mechanisms.registry import mechanism_named
-from dpdist.core.mechanisms.sensitivity import LatticeQuery
 from dpdist.core.naming import step
-from dpdist.core.privacy.accounting import contradicts_itself
 from dpdist.core.privacy.checks import cautions
 from dpdist.core.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
 from dpdist.core.release.attributes import Attributes, Coverage, SessionFacts, Stage
 from dpdist.core.release.questions import Questions
-from dpdist.core.rows.bounding import RowBound, require_unbiased
+from dpdist.core.rows.bounding import RowBound
 from dpdist.core.rows.schema import Schema
 from dpdist.core.rows.units import Unit
-from dpdist.core.storage.arrays import Array, attributes_of, complete_arrays, require_format
-from dpdist.core.storage.store import AnyStore, store_at
-from dpdist.core.text import as_json, can_be_published, exactly
-from dpdist.core.triangle import TILE, Band
+from dpdist.core.storage.arrays import Array
+from dpdist.core.text import as_json, exactly
+from dpdist.core.triangle import TILE
 
 FORMAT = "dpdist-release/1"
 _AS_STORED = (
@@ -55,14 +48,21 @@ _AS_STORED = (
 )  # fmt: skip
 """Fields with the same type in memory and in the attributes."""
 
-_IN_MEMORY = 256 << 20
-"""Larger matrices, in bytes, stay on the disk until they are read in parts."""
-
 Matrix = npt.NDArray[np.float64]
 
 
 _ALWAYS = {"claim", "guarantee", "n", "ledger_head", "unit"}
 """Attributes that are stored even if they are null."""
+
+
+def guarantee_words(
+    guarantee: Guarantee | None, neighbours: Neighbours, unit: Unit | None, condition: str | None
+) -> str:
+    """Return a guarantee, if any, as part of a sentence."""
+    text = f"{guarantee.loss if guarantee else 'nothing proved'} under {neighbours}"
+    if unit is not None:
+        text += f" of the rows of one {unit.column}, {unit.most}"
+    return text if condition is None else f"{text}, if {condition}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,10 +131,7 @@ class Heading:
 
     def guarantee_words(self) -> str:
         """Return the guarantee, if any, as part of a sentence."""
-        text = f"{self.guarantee.loss if self.guarantee else 'nothing proved'} under {self.neighbours}"
-        if self.unit is not None:
-            text += f" of the rows of one {self.unit.column}, {self.unit.most}"
-        return text if self.condition is None else f"{text}, if {self.condition}"
+        return guarantee_words(self.guarantee, self.neighbours, self.unit, self.condition)
 
     def attributes(self) -> dict[str, object]:
         """Return the JSON attributes of release.zarr."""
@@ -364,100 +361,6 @@ class Release(Heading, Questions):
         return count if self.rows is None else min(count, float(self.rows))  # no row weighs more than 1
 
 
-def _is_sound(release: Release, arrays: dict[str, Array]) -> bool:
-    """Whether the arrays of a release have the right shapes and agree with each other; reads all of them."""
-    answer, d, width = release.answer, release.bound.columns, release.bound.width
-    if len(release.names) != d or not (_follows(release) and _agrees(release)):
-        return False
-    if (frame := release.subspace) is not None:
-        k = frame.shape[0]
-        return frame.shape == (k, d) and 1 <= k <= d and bool(np.allclose(frame @ frame.T, np.eye(k)))
-    moment = arrays.get("second_moment")
-    if moment is None:  # a weighted sum of periods
-        periods = [extent.stop - extent.start for extent in release.extents if extent.start is not None and extent.stop]
-        consistent = periods == [len(release.weights)]
-    else:
-        consistent = moment.shape == (d, d) and moment.dtype == np.float64
-        if consistent and (total := release.row_sum) is not None:
-            consistent = np.array_equal(np.asarray(arrays["row_sum"][:]), total)
-    if answer.shape != (width, width) or not consistent:
-        return False
-    if release.corner is not None and int(np.asarray(answer[width - 1 :, width - 1 :])[0, 0]) != release.corner:
-        return False
-    tiles = ((slice(r.start, r.stop), slice(c.start, c.stop)) for r, c in Band.whole(width).tiles())
-    return all(_tile_is_sound(answer, moment, tile, release.bound.unit) for tile in tiles)
-
-
-def _tile_is_sound(
-    answer: Array | npt.NDArray[np.generic], moment: Array | None, index: tuple[slice, slice], unit: float
-) -> bool:
-    """Whether a tile of the integers mirrors the opposite one, and the second moment follows from them."""
-    mirrored = index[::-1]
-    tile = np.asarray(answer[index])
-    if not np.array_equal(tile, np.asarray(answer[mirrored]).T):
-        return False
-    if moment is None:
-        return True
-    expected = tile[: moment.shape[0] - index[0].start, : moment.shape[1] - index[1].start] * (unit * unit)
-    return np.array_equal(np.asarray(moment[index]), expected) and np.array_equal(
-        np.asarray(moment[mirrored]), expected.T
-    )
-
-
-def _agrees(release: Release) -> bool:
-    """Whether names, guarantee and noise say one thing: whatever a program reads of them, it reads the same."""
-    guarantee, noise = release.guarantee, release.noise
-    if guarantee is not None and (guarantee.neighbours is not release.neighbours or contradicts_itself(guarantee)):
-        return False
-    for entry, variance in (("diagonal", noise.variance_diagonal), ("off_diagonal", noise.variance_off_diagonal)):
-        sigma = noise.details.get(f"sigma_{entry}")  # rounding adds to its square
-        if isinstance(sigma, int | float) and variance is not None and variance < (1 - 1e-12) * float(sigma) ** 2:
-            return False
-    session = release.session
-    if session is not None and not (release.condition or "").startswith(session.condition(release.unit)):
-        return False
-    return _has_the_noise(release) and can_be_published(release.names)
-
-
-def _has_the_noise(release: Release) -> bool:
-    """Whether the noise of `gaussian`, of one draw or of the sites of a session, is as large as its mu needs.
-
-    That of sites is not larger, either: it tells how many of them may collude.
-    """
-    guarantee, session, noise = release.guarantee, release.session, release.noise
-    if (session is None) == (noise.law == NoiseShare.law):
-        return False
-    if noise.law not in {CalibratedGaussian.law, NoiseShare.law} or release.weights:
-        return True
-    on, off = (noise.details.get(f"sigma_{entry}") for entry in ("diagonal", "off_diagonal"))
-    sites = 1 if session is None else len(session.sites)
-    if not (isinstance(on, int) and isinstance(off, int) and on > 0 < off and noise.details.get("sites", 1) == sites):
-        return False
-    if guarantee is None or guarantee.mu_squared is None:
-        return False
-    honest = sites - (0 if session is None else session.colluding)
-    before = None if release.stage is None else Guarantee.from_json(release.stage.guarantee).mu_squared
-    bound, rows = release.bound, 1 if release.unit is None else release.unit.counted_rows
-    query = LatticeQuery(bound.width, bound.norm_bound, release.neighbours, rows, bool(bound.unit_norm))
-    squared = guarantee.mu_squared - (before or 0)
-    if session is not None and (min(on, off) < 2 or squared >= mu_squared_of(query, on - 1, off - 1) / honest):
-        return False
-    return squared >= mu_squared_of(query, on, off) / honest
-
-
-def _follows(release: Release) -> bool:
-    """Whether rows were bounded by their schema and as chosen, with a value for each column."""
-    bound, schema = release.bound, release.schema
-    if (schema is None and bound.whole) or (schema is not None and schema.clipped(bound, bound.clip_norm) != bound):
-        return False
-    applied = {"clip_norm": bound.clip_norm, "centre": bound.centre, "scale": bound.scale}
-    return release.stage is None or all(
-        value == applied.get(name, value)
-        and (len(value) == bound.columns if isinstance(value, tuple) else name in {"clip_norm", "quantile"})
-        for name, value in release.stage.chosen.items()
-    )
-
-
 def release_of(attributes: Attributes, answer: npt.NDArray[np.int64] | Matrix | Array) -> Release:
     """Return a release from its stored attributes and its answer."""
     return Release(
@@ -472,79 +375,3 @@ def release_of(attributes: Attributes, answer: npt.NDArray[np.int64] | Matrix | 
         schema=None if attributes.schema is None else Schema.from_json(attributes.schema),
         **{name: getattr(attributes, name) for name in _AS_STORED},
     )
-
-
-@quiet()
-def open_release(path: AnyStore) -> Release:
-    """Read and verify a release.zarr.
-
-    Parameters
-    ----------
-    path : str or path-like
-        A folder, or an address (``s3://``, ``gs://``, ``az://``).
-
-    Returns
-    -------
-    Release
-        The release. A matrix of more than 256 MiB stays on the disk and is read in parts.
-
-    Raises
-    ------
-    UsageError
-        If the address has an unknown scheme, or contains a password.
-    DataError
-        If there is no release, or it is damaged or inconsistent.
-
-    See Also
-    --------
-    release_rows : Makes a release.
-    inspect_path : Describes the file at a path in plain values.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> import numpy as np
-    >>> import dpdist
-    >>> here = tempfile.TemporaryDirectory()
-    >>> path = f"{here.name}/release.zarr"
-    >>> rows = np.random.default_rng(5).normal(size=(500, 3))
-    >>> fitted = dpdist.PrivateCovariance(epsilon=1, delta=1e-6, clip=4, release=path).fit(rows)
-    >>> dpdist.open_release(path).guarantee
-    Guarantee(epsilon=1, delta=1e-06, replace-one)
-    >>> here.cleanup()
-    """
-    store = store_at(path)
-    if str((attributes_of(store) or {}).get("format", "")).startswith("dpdist-matrix/"):
-        raise DataError(
-            f"{store} is a released matrix, not a second moment of rows. In Python, dpdist.open_matrix reads it, and "
-            "numpy.linalg.eigh its matrix."
-        )
-    info = require_format(
-        store,
-        FORMAT,
-        f"There is no release at {store}. Make one with: {step('release', 'ROWS', store, epsilon='E', delta='D')}",
-    )
-    require_unbiased(info.get("bound"), store)
-    try:
-        attributes = convert(info, Attributes)
-        bound = RowBound.from_json(attributes.bound)
-        moment = mechanism_named(attributes.mechanism).info.output is Output.SECOND_MOMENT
-        names = {"lattice"} if moment else {"components"}
-        if moment and not attributes.weights:
-            names |= {"second_moment", "row_sum"} if bound.constant else {"second_moment"}
-        arrays = complete_arrays(store, names)
-        stored = arrays["lattice" if moment else "components"]
-        if stored.dtype != (np.int64 if moment else np.float64):
-            raise TypeError  # noqa: TRY301 - one message for all faults
-        release = release_of(attributes, stored if stored.nbytes > _IN_MEMORY else np.asarray(stored[...]))
-        sound = _is_sound(release, arrays) and attributes.status == release.status
-    except ResumableError:  # the store did not answer
-        raise
-    except Exception:  # noqa: BLE001 - every library fails differently on a damaged folder
-        sound = False
-    if not sound:
-        raise DataError(
-            f"{store} is not a release.zarr, or it is damaged. Move it away and publish it again: the same "
-            f"{step('release')} command yields the same bytes at no cost."
-        )
-    return release

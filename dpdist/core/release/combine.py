@@ -16,7 +16,6 @@ private as all its releases together.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,8 +35,9 @@ from dpdist.core.naming import parameter
 from dpdist.core.privacy.accounting import composed_epsilon_micro
 from dpdist.core.privacy.guarantee import ATTO, Arithmetic, Guarantee, PrivacyLoss
 from dpdist.core.release.archive import archived, publish
-from dpdist.core.release.artefact import Release, open_release
+from dpdist.core.release.artefact import Release
 from dpdist.core.release.attributes import merged
+from dpdist.core.release.opening import open_release, sum_id
 from dpdist.core.release.series import Node, Toeplitz
 from dpdist.core.storage.arrays import attributes_of
 from dpdist.core.storage.store import AnyStore, store_at
@@ -80,7 +80,7 @@ def combined(releases: Sequence[Release], *, disjoint: bool = False) -> Release:
     conditions = {r.condition for r in releases if r.condition}
     if stated is not None and not any(stated in condition for condition in conditions):
         conditions.add(stated)
-    derived = _derived(first, ids, joint, conditions)
+    derived = _derived(first, ids, joint, conditions, first.window)
     return replace(
         derived,
         noise=reduce(add, (release.noise for release in releases)),
@@ -116,7 +116,7 @@ def estimated(node: Node, released: Callable[[Node], Release]) -> Release:
 
     answer = _weighted_sum(terms(), divisor)
     joint = nested([parallel(of_level) for of_level in guarantees.values()])
-    derived = _derived(root, tuple(sorted(ids)), joint, conditions)
+    derived = _derived(root, tuple(sorted(ids)), joint, conditions, None)
     return replace(derived, noise=reduce(add, noises), answer=answer)
 
 
@@ -164,7 +164,7 @@ def next_total(plan: Toeplitz, latest: Release, total: Callable[[int], Release])
     ids = {latest.release_id, *last.releases}
     joint = _joint_guarantee(latest, plan.shares_of(count))
     return replace(
-        _derived(latest, tuple(sorted(ids)), joint, {latest.condition, last.condition}),
+        _derived(latest, tuple(sorted(ids)), joint, {latest.condition, last.condition}, None),
         noise=_noise_of(plan, latest, count),
         rows=rows,
         answer=answer,
@@ -182,9 +182,9 @@ def last_periods(plan: Toeplitz, window: int, latest: Release, total: Release, e
     _require_total(plan, latest, earlier, count - window)
     rows = None if total.rows is None or earlier.rows is None else total.rows - earlier.rows
     assert total.guarantee is not None  # noqa: S101 - the total is private as claimed
-    derived = _derived(total, total.releases, total.guarantee, {total.condition}, f" last {window}")
+    derived = _derived(total, total.releases, total.guarantee, {total.condition}, window)
     noise = _noise_of(plan, latest, count, window)
-    return replace(derived, noise=noise, rows=rows, answer=total.lattice - earlier.lattice, window=window)
+    return replace(derived, noise=noise, rows=rows, answer=total.lattice - earlier.lattice)
 
 
 def _noise_of(plan: Toeplitz, latest: Release, count: int, window: int | None = None) -> Noise:
@@ -233,19 +233,19 @@ def _require_total(plan: Toeplitz, latest: Release, total: Release, count: int) 
 
 
 def _derived(
-    first: Release, ids: tuple[str, ...], joint: Guarantee, conditions: Iterable[str | None], suffix: str = ""
+    first: Release, ids: tuple[str, ...], joint: Guarantee, conditions: Iterable[str | None], window: int | None
 ) -> Release:
-    """Return the first of several releases with the identity and guarantee of all; ``suffix`` if not of all rows."""
+    """Return the first of several releases with the identity and guarantee of all, of all periods or the last ones."""
     condition = "; ".join(sorted(filter(None, conditions))) or None
-    identity = " ".join(ids) + suffix + ("" if condition is None else f" if {condition}")  # it decides the guarantee
     return replace(
         first,
-        release_id=f"c-{hashlib.sha256(identity.encode()).hexdigest()[:32]}",
+        release_id=sum_id(ids, condition, window),
         claim=joint.loss,
         guarantee=joint,
         ledger_head=None,
         releases=ids,
         condition=condition,
+        window=window,
         stage=None,
     )
 

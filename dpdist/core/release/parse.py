@@ -23,9 +23,9 @@ from dpdist.core.naming import parameter
 from dpdist.core.options import Clip, ReleaseOptions, RequestOptions, Word
 from dpdist.core.paths import AnyPath, local, read_plain
 from dpdist.core.privacy.guarantee import PrivacyLoss, neighbours_of
-from dpdist.core.release.artefact import open_release
 from dpdist.core.release.bounds import Dimensions, bound_of
 from dpdist.core.release.norm_histogram import NormsRequest
+from dpdist.core.release.opening import open_release
 from dpdist.core.release.request import Centring, ReleaseRequest, exact_fraction, share_from
 from dpdist.core.rows.bounding import RowBound
 

@@ -63,7 +63,7 @@ MOST_CONDITION = 1 << 16
 _Hex = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
-class SiteKey(Struct, frozen=True):
+class SiteKey(Struct, frozen=True, forbid_unknown_fields=True):
     """The stored key of a site for one session. Private."""
 
     public: str  # hexadecimal

@@ -43,8 +43,9 @@ from dpdist.core.noise.entropy import SYSTEM
 from dpdist.core.privacy.guarantee import Guarantee, Neighbours
 from dpdist.core.progress import Steps
 from dpdist.core.release import archive, transaction
-from dpdist.core.release.artefact import FORMAT, Heading, Release, open_release
+from dpdist.core.release.artefact import FORMAT, Heading, Release
 from dpdist.core.release.attributes import Coverage, Stage
+from dpdist.core.release.opening import open_release
 from dpdist.core.release.plan import Plan, plan_of, proved
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.release.transaction import ReleaseTransaction

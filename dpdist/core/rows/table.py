@@ -53,7 +53,7 @@ class UnitAttributes(Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         return Unit(self.column, self.max_rows, self.keep, self.max_periods)
 
 
-class RowsAttributes(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RowsAttributes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """The ``dpdist`` attributes of a rows.zarr, version 1."""
 
     format: str
@@ -70,7 +70,7 @@ class RowsAttributes(Struct, frozen=True, kw_only=True, omit_defaults=True):
     variant: Text | None = None  # what distinguishes rows with one identity: a digest of their schema
 
 
-class PeriodsAttributes(Struct, frozen=True, omit_defaults=True):
+class PeriodsAttributes(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The content of ``periods.json`` in a folder of periods, version 1."""
 
     format: str

@@ -213,6 +213,7 @@ STRANGE: dict[str, Entry] = {
     "a price of true": {**RESERVED, "guarantee": {**pure().to_json(), "epsilon_micro": True}},
     "a fraction of nothing": {**RESERVED, "guarantee": {**pure().to_json(), "mu_squared": ["1", "0"]}},
     "a relation of no version": {**RESERVED, "guarantee": {**pure().to_json(), "neighbours": "friends"}},
+    "a key of a later version": {**RESERVED, "counts_twice": True},
     "caps that are no list": {"event": "capped", "sets": "wide"},
     "an adoption of words": {"event": "adopted", "head": "", "void": [], "releases": ["a"], "capped": None},
 }  # fmt: skip

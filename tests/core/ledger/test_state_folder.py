@@ -101,6 +101,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda _: b"",
     "nothing, with its digest": with_digest(lambda _: {}),
     "a number for a name": with_digest(lambda content: {**content, "head": 3, "ledger_id": 3}),
+    "a key of a later version": with_digest(lambda content: {**content, "charge_also": "another"}),
     "a list": with_digest(lambda content: {**content, "releases": ["a"], "place": ["a"]}),
     "a word for yes": with_digest(lambda content: {**content, "exhausted": "no", "reproduced": "no"}),
 }

@@ -35,10 +35,10 @@ from dpdist.core.parallel import fan_in
 from dpdist.core.pipeline import release as release_steps
 from dpdist.core.pipeline.budget import create_ledger, default_ledger
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.core.release import artefact, trusted
+from dpdist.core.release import artefact, opening, trusted
 from dpdist.core.release import transaction as drawing
-from dpdist.core.release.artefact import open_release
 from dpdist.core.release.bounds import Dimensions
+from dpdist.core.release.opening import open_release
 from dpdist.core.release.plan import planned
 from dpdist.core.release.request import Centring, ReleaseRequest
 from dpdist.core.rows.bounding import RowBound
@@ -259,7 +259,7 @@ def test_a_large_release_stays_on_the_disk_until_parts_of_it_are_asked_for(
     table: RowsTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = release(table, replace(REQUEST, centring=Centring.PRIVATE))
-    monkeypatch.setattr(artefact, "_IN_MEMORY", 0)
+    monkeypatch.setattr(opening, "_IN_MEMORY", 0)
     large = open_release(table.path.with_name("release.zarr"))
     assert (small.in_memory, large.in_memory) == (True, False)
     assert large.attributes() == small.attributes()
@@ -292,7 +292,7 @@ def test_components_from_products_are_those_of_the_matrix_whoever_multiplies(
     release(open_rows(table.path), replace(REQUEST, mechanism="gaussian", loss=loss, centring=Centring.PRIVATE))
     path = tmp_path / "release.zarr"
     dense = fit_components(path, tmp_path / "dense", 3, correlation=False)[0].components
-    monkeypatch.setattr(artefact, "_IN_MEMORY", 0)
+    monkeypatch.setattr(opening, "_IN_MEMORY", 0)
     here = fit_components(path, tmp_path / "here", 3)[0].components
     spread = fit_components(path, tmp_path / "spread", 3, cluster=Cluster(scheduler))[0].components
     assert here.eigenvalues == pytest.approx(dense.eigenvalues, rel=1e-9)

@@ -29,7 +29,7 @@ from dpdist.core.pipeline.release import release_rows
 from dpdist.core.pipeline.sources import ingest_rows
 from dpdist.core.privacy.guarantee import Guarantee, Neighbours, PrivacyLoss
 from dpdist.core.release import stages
-from dpdist.core.release.artefact import open_release
+from dpdist.core.release.opening import open_release
 from dpdist.core.release.plan import plan_of
 from dpdist.core.release.request import Centring, ReleaseRequest
 from dpdist.core.rows.columns import Column

@@ -31,7 +31,7 @@ from dpdist.core.pipeline.release import release_rows
 from dpdist.core.pipeline.sources import register_rows
 from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.release import trusted
-from dpdist.core.release.artefact import open_release
+from dpdist.core.release.opening import open_release
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.runtime.cluster import Cluster
 

@@ -28,9 +28,10 @@ from dpdist.core.pipeline.clip_norm import choose_clip_norm
 from dpdist.core.pipeline.release import release_rows
 from dpdist.core.pipeline.sources import ingest_rows
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.core.release.artefact import Release, open_release
+from dpdist.core.release.artefact import Release
 from dpdist.core.release.bounds import Dimensions, UsualRow
 from dpdist.core.release.norm_histogram import NormsRequest
+from dpdist.core.release.opening import open_release
 from dpdist.core.release.plan import plan_of, planned
 from dpdist.core.release.request import CLIP_GRID, ReleaseRequest
 from dpdist.core.rows.bounding import RowBound

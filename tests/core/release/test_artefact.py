@@ -6,6 +6,7 @@ import json
 import shutil
 import tarfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,10 @@ from dpdist.core.errors import DataError
 from dpdist.core.mechanisms.noise_law import Noise
 from dpdist.core.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
 from dpdist.core.release.archive import publish
-from dpdist.core.release.artefact import Release, open_release
+from dpdist.core.release.artefact import Release
+from dpdist.core.release.attributes import Coverage
+from dpdist.core.release.combine import combined
+from dpdist.core.release.opening import open_release
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.rows.bounding import RowBound
 from dpdist.core.triangle import packed
@@ -47,7 +51,7 @@ def released(
     lattice[-1, -1] += noise
     return assemble(
         release_id="week-47",
-        mechanism="two-sided-wishart",
+        mechanism="frobenius",  # of which a release says no scale that could be compared
         names=("age", "height"),
         guarantee=Guarantee(neighbours, PrivacyLoss.parse("1"), None, Arithmetic.IDEAL_REAL, "by hand"),
         bound=bound,
@@ -202,6 +206,7 @@ WRONG: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("change", WRONG.values(), ids=WRONG)
 def test_a_release_from_anybody_is_what_it_should_be_or_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     publish(archive_of(released(PLAIN)), tmp_path / "release.zarr")
+    open_release(tmp_path / "release.zarr")
     file = tmp_path / "release.zarr" / "zarr.json"
     metadata = json.loads(file.read_text())
     metadata["attributes"]["dpdist"] |= change
@@ -219,15 +224,63 @@ ALTERED: dict[str, Callable[[dict[str, Any]], object]] = {
     "noise of no law": lambda about: about["noise"].update(sigma_off_diagonal="many"),
     "the noise of sites": lambda about: about["noise"].update(law="rounded-gaussian-shares", sites=3),
     "more rows of a person": lambda about: about.update(unit={"column": "patient", "max_rows": 9}),
+    "another law": lambda about: about["noise"].update(law="rounded-gaussian"),
+    "the noise of a sum of itself": lambda about: (
+        about["noise"].update(law="sum", of="rounded-gaussian-orthogonal", terms=1),
+        about.update(releases=[about["release_id"]]),
+    ),
+    "the other relation": lambda about: about.update(
+        neighbours="add-remove", guarantee=about["guarantee"] | {"neighbours": "add-remove"}, n=None
+    ),
+    "another variance": lambda about: about["noise"].update(variance_diagonal=1e30, variance_off_diagonal=1e30),
+    "another mechanism": lambda about: about.update(mechanism="frobenius"),
+    "a stage that costs less than nothing": lambda about: about.update(
+        stage={
+            "mechanism": "column-histograms", "guarantee": about["guarantee"] | {"mu_squared": ["-1", "1"]},
+            "chosen": {}, "answer": {},
+        }
+    ),
+}  # fmt: skip
+OF_PURE: dict[str, Callable[[dict[str, Any]], object]] = {
+    "a smaller loss": lambda about: about.update(
+        claim={"epsilon_micro": 10**5, "delta_atto": 0}, guarantee=about["guarantee"] | {"epsilon_micro": 10**5}
+    ),
+    "less noise": lambda about: about["noise"].update(scale=1.0),
+    "another law": lambda about: about["noise"].update(law="other"),
+    "more rows of a person": lambda about: about.update(unit={"column": "patient", "max_rows": 9}),
+}
+OF_SUM: dict[str, Callable[[dict[str, Any]], object]] = {
+    "no condition": lambda about: about.pop("condition"),
+    "another condition": lambda about: about.update(condition="it rains"),
+    "one release": lambda about: about.update(releases=about["releases"][:1]),
+    "no releases": lambda about: about.update(releases=[]),
+    "another id": lambda about: about.update(release_id="c-" + "0" * 32),
+    "the last periods": lambda about: about.update(window=7),
 }
 
 
-@pytest.mark.parametrize("altered", ALTERED.values(), ids=ALTERED)
+def single(mechanism: str, name: str) -> Release:
+    loss = PrivacyLoss.parse("1", "1e-6" if mechanism == "gaussian" else "0")
+    drawn = drawn_over(ReleaseRequest(mechanism, loss, 2.0), np.eye(2, dtype=np.int64), 2, 3)
+    return replace(drawn, release_id=name, extents=(Coverage(name * 32),))
+
+
+@pytest.mark.parametrize(
+    ("made", "altered"),
+    [
+        *((lambda: single("gaussian", "a"), each) for each in ALTERED.values()),
+        *((lambda: single("two-sided-wishart", "a"), each) for each in OF_PURE.values()),
+        *((lambda: single("laplace", "a"), each) for each in OF_PURE.values()),
+        *((lambda: combined([single("gaussian", "a"), single("gaussian", "b")], disjoint=True), each)
+          for each in OF_SUM.values()),
+    ],
+    ids=[*ALTERED, *(f"{name}, {of}" for of in ("pure", "laplace") for name in OF_PURE),
+         *(f"{name}, of a sum" for name in OF_SUM)],
+)  # fmt: skip
 def test_a_release_that_promises_more_than_its_noise_gives_does_not_open(
-    tmp_path: Path, altered: Callable[[dict[str, Any]], object]
+    tmp_path: Path, made: Callable[[], Release], altered: Callable[[dict[str, Any]], object]
 ) -> None:
-    request = ReleaseRequest("gaussian", PrivacyLoss.parse("1", "1e-6"), 2.0)
-    publish(archive_of(drawn_over(request, np.eye(2, dtype=np.int64), 2, 3)), tmp_path / "release.zarr")
+    publish(archive_of(made()), tmp_path / "release.zarr")
     open_release(tmp_path / "release.zarr")
     file = tmp_path / "release.zarr" / "zarr.json"
     metadata = json.loads(file.read_text())

@@ -20,7 +20,7 @@ from dpdist.core.pipeline.release import release_rows
 from dpdist.core.pipeline.sources import ingest_rows
 from dpdist.core.privacy import checks
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
-from dpdist.core.release.artefact import open_release
+from dpdist.core.release.opening import open_release
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.runtime.cluster import Cluster
 from dpdist.report.html import write

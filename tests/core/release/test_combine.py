@@ -20,9 +20,10 @@ from dpdist.core.mechanisms.noise_law import EdgeKind, Noise
 from dpdist.core.pipeline.inspect import inspect_path
 from dpdist.core.privacy import accounting
 from dpdist.core.privacy.guarantee import Arithmetic, Guarantee, Neighbours, PrivacyLoss
-from dpdist.core.release.artefact import Release, open_release
+from dpdist.core.release.artefact import Release
 from dpdist.core.release.attributes import Coverage, SessionFacts
 from dpdist.core.release.combine import combined, estimated, parallel, sequential, write_sum
+from dpdist.core.release.opening import open_release
 from dpdist.core.release.series import Node
 from dpdist.core.rows.bounding import RowBound
 from dpdist.core.rows.units import Unit

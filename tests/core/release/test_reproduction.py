@@ -16,7 +16,7 @@ from dpdist.core.moment import gram
 from dpdist.core.options import Amount, Clip, RequestOptions
 from dpdist.core.pipeline.sources import ingest_rows
 from dpdist.core.privacy.guarantee import PrivacyLoss
-from dpdist.core.release.artefact import open_release
+from dpdist.core.release.opening import open_release
 from dpdist.core.release.parse import request_from
 from dpdist.core.rows import dataset
 from dpdist.core.runtime.cluster import Cluster

@@ -30,9 +30,10 @@ from dpdist.core.privacy.accounting import caps_for
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.core.privacy.parallel import Charge, PeriodFilters
 from dpdist.core.release.archive import publish
-from dpdist.core.release.artefact import Release, open_release
+from dpdist.core.release.artefact import Release
 from dpdist.core.release.attributes import Coverage
 from dpdist.core.release.combine import combined, last_periods, next_total
+from dpdist.core.release.opening import open_release
 from dpdist.core.release.series import (
     LONGEST,
     PeriodSum,

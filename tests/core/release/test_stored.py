@@ -17,7 +17,7 @@ from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.pipeline.budget import create_ledger
 from dpdist.core.pipeline.sources import ingest_rows
 from dpdist.core.privacy.guarantee import PrivacyLoss
-from dpdist.core.release.artefact import open_release
+from dpdist.core.release.opening import open_release
 
 ASKED = ("--epsilon", "1", "--delta", "1e-6", "--clip", "4")
 SPENT = PrivacyLoss.parse("1.75", "2e-6")

@@ -38,7 +38,8 @@ from dpdist.core.pipeline import budget
 from dpdist.core.pipeline.arrays import ArrayRows, ArrayTransaction, Paying, release_array
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.core.release import trusted
-from dpdist.core.release.artefact import Release, open_release
+from dpdist.core.release.artefact import Release
+from dpdist.core.release.opening import open_release
 from dpdist.core.release.request import Centring
 from dpdist.core.release.trusted import MomentTransaction
 from dpdist.core.storage.store import store_at

@@ -31,7 +31,7 @@ from dpdist.core.ledger.ledger import Ledger
 from dpdist.core.ledger.state import State
 from dpdist.core.privacy.guarantee import Neighbours, PrivacyLoss
 from dpdist.core.release import archive, trusted
-from dpdist.core.release.artefact import open_release
+from dpdist.core.release.opening import open_release
 from dpdist.core.release.request import Centring
 from dpdist.core.release.trusted import MomentTransaction
 from dpdist.core.storage.store import store_at

@@ -23,8 +23,8 @@ from dpdist.core.ingest.write import ingest
 from dpdist.core.pipeline.release import release_rows
 from dpdist.core.pipeline.sources import ingest_rows
 from dpdist.core.privacy.guarantee import PrivacyLoss
-from dpdist.core.release.artefact import open_release
 from dpdist.core.release.bounds import Dimensions
+from dpdist.core.release.opening import open_release
 from dpdist.core.release.plan import planned
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.rows import dataset, units

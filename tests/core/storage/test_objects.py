@@ -35,7 +35,7 @@ from dpdist.core.pipeline.budget import create_ledger
 from dpdist.core.pipeline.release import release_rows
 from dpdist.core.pipeline.sources import ingest_rows, register_rows
 from dpdist.core.privacy.guarantee import PrivacyLoss
-from dpdist.core.release.artefact import open_release
+from dpdist.core.release.opening import open_release
 from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.rows import dataset
 from dpdist.core.rows.chunks import ChunkReader
