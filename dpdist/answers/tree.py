@@ -8,8 +8,10 @@ the others only as far as these imply them. Mutual information is that of the sh
 (:mod:`dpdist.answers.crosstab`), because noise has some of its own, more in tables of more cells.
 
 **Numbers** are drawn given all categories: normal, with the mean that their linear regression on the categories gives,
-and the covariance of its residuals. A number with bins is drawn within its bin. Values beyond a public range are at its
-end, whole numbers are rounded, others to a thousandth of their spread, and transforms are taken back. Where a value is
+and the covariance of its residuals. The regression uses the directions along which the categories vary by 2.5 times the
+edge of the noise: a category of a few rows, or of none, has no mean of its own. A number with bins is drawn within its
+bin. Values beyond a public range are at its end, as those beyond the clip norm, which clipped rows do not have. Whole
+numbers are rounded, others to a thousandth of their spread, and transforms are taken back. Where a value is
 missing in the rows, it is in as many synthetic ones, by its bins, or at random with ``missing = "pairwise"``.
 
 The generator needs no secret: all parameters are public.
@@ -40,8 +42,8 @@ from dpdist.core.rows.schema import Schema
 
 Codes = dict[str, npt.NDArray[np.int64]]
 Generator = np.random.Generator
-_LEAST = 1e-9
-"""Least eigenvalue of a covariance that is inverted, in the largest one."""
+_LEAST, _CLEAR = 1e-9, 2.5
+"""Least eigenvalue of a covariance that is inverted, in the largest one, and in edges of the noise."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,8 @@ class Tree:
         given = np.hstack(coordinates) - self.mean[:known] if coordinates else np.zeros((count, 0))
         means = self.mean[known:] + given @ self.onto.T
         drawn = means + generator.standard_normal((count, len(self.factor))) @ self.factor.T
+        most = self.held.release.bound.clip_norm
+        means, drawn = np.clip(means, -most, most), np.clip(drawn, -most, most)
         numbers = self.held.numeric.values()
         return {
             number.name: (number.shift + number.unit * means[:, i], number.shift + number.unit * drawn[:, i])
@@ -161,7 +165,8 @@ def tree(held: Variables) -> Tree:
     mean = reduced[0, 1:] / (layout.c * held.rows)
     covariance = reduced[1:, 1:] / held.rows - np.outer(mean, mean)
     known = layout.numbers.start - 1
-    inverse = _inverse(covariance[:known, :known])
+    edge = math.sqrt(2 * held.precision.noise * len(reduced)) / held.rows
+    inverse = _inverse(covariance[:known, :known], _CLEAR * edge)
     onto = covariance[known:, :known] @ inverse
     rest = covariance[known:, known:] - onto @ covariance[:known, known:]
     values, vectors = np.linalg.eigh((rest + rest.T) / 2)
@@ -169,10 +174,10 @@ def tree(held: Variables) -> Tree:
     return Tree(held, schema, _steps(held, found.tables), onto, factor, mean)
 
 
-def _inverse(covariance: Matrix) -> Matrix:
-    """Return the inverse along the directions that vary."""
+def _inverse(covariance: Matrix, least: float) -> Matrix:
+    """Return the inverse along the directions that vary by more than the noise."""
     values, vectors = np.linalg.eigh(covariance)
-    kept = values > _LEAST * max(values[-1], 0.0)
+    kept = values > max(least, _LEAST * max(values[-1], 0.0))
     inverse: Matrix = (vectors[:, kept] / values[kept]) @ vectors[:, kept].T
     return inverse
 
@@ -247,6 +252,16 @@ def _within(
     return np.where(np.isfinite(inside), inside, np.clip(means, lows, highs))
 
 
+def _shortened(column: Column, values: Matrix) -> Matrix:
+    """Return numbers with the digits that say something; those with bins as they are, so that they stay within them."""
+    if column.bins is not None:
+        return values
+    if column.transform is not None:  # of all sizes: each has its own thousandth
+        return np.array([float(f"{value:.4g}") for value in values.tolist()])
+    spread = 0.0 if np.isnan(values).all() else float(np.nanstd(values))
+    return np.round(values, 3 - math.floor(math.log10(spread))) if spread > 0 else values
+
+
 def _typed(column: Column, values: Matrix) -> npt.NDArray[Any]:
     """Return numbers, whole numbers, or dates and ordered categories as text."""
     lacking = np.isnan(values)
@@ -260,10 +275,7 @@ def _typed(column: Column, values: Matrix) -> npt.NDArray[Any]:
             texts[place] = date_of(column, float(values[place]), column.format)
         return texts
     if column.kind != "integer":
-        if column.bins is not None:  # they stay within them
-            return values
-        spread = float(np.nanstd(values)) if not lacking.all() else 0.0
-        return np.round(values, 3 - math.floor(math.log10(spread))) if spread > 0 else values
+        return _shortened(column, values)
     if not lacking.any():
         return values.astype(np.int64)
     return np.array([None if gone else int(value) for value, gone in zip(values, lacking, strict=True)], dtype=object)

@@ -217,8 +217,10 @@ def odds_text(result: Logistic, rows: str) -> str:
     intervals = f"{OF_RIDGE} " if result.ridge else ""
     text = (
         f"An odds ratio is for one unit of the column, or for a category in place of the first one "
-        f"({listed(result.references)}), with the others unchanged. {intervals}{EACH_INTERVAL} The model "
-        "knows the columns by pairs: where three or more act together, it differs from the maximum of the likelihood."
+        f"({listed(result.references)}), with the others unchanged. {intervals}{EACH_INTERVAL} They are of this model, "
+        "which takes numbers as normal and knows columns by pairs. So the maximum of the likelihood is another where "
+        "three or more columns act together, or numbers are skewed or counts: a slope of those was a sixth too large. "
+        "As a category, by bins in a schema, a number is taken as it is."
     )
     return "\n".join([
         wrapped(f"Logistic regression of {result.target}, {100 * result.share:.1f} % {rows}:"),

@@ -116,6 +116,31 @@ def test_with_little_noise_tables_means_and_gaps_are_those_of_the_rows() -> None
     assert abs((order[0] - order[1]).days) < 200
 
 
+@pytest.mark.usefixtures("apart")
+def test_a_category_that_no_row_has_makes_no_numbers_of_its_own(call: Call) -> None:
+    random = np.random.default_rng(3)
+    frame = pd.DataFrame({
+        "city": random.choice(["Bern", "Zug"], N), "plan": random.choice(["a", "b"], N),
+        "spend": np.exp(random.normal(3, 1.2, N)), "age": random.normal(45, 12, N),
+    })  # fmt: skip
+    frame.to_csv("t.csv", index=False)
+    schema = Schema([
+        Column("city", "category", categories=["Bern", "Zug", "Genf"], other="column", missing="indicator"),
+        Column("plan", "category", categories=["a", "b"], other="column"),
+        Column("spend", "number", transform="log"), Column("age", "number"),
+    ])  # fmt: skip
+    dpdist.ingest_rows("t.csv", "t.zarr", schema=schema, budget=PrivacyLoss.parse("1", "1e-6"))
+    assert call("release", "t.zarr", "r.zarr", "--epsilon", "1", "--delta", "1e-6", "--scale", "private").code == 0
+    assert call("synthesise", "r.zarr", "s.csv", "--rows", N).code == 0
+    found, norm = pd.read_csv("s.csv"), dpdist.open_release("r.zarr").bound.clip_norm
+    for name in ("spend", "age"):
+        ends = [each[name].quantile([0.05, 0.5, 0.95]).to_numpy() for each in (found, frame)]
+        assert ends[0] == pytest.approx(ends[1], rel=0.25)
+    assert np.log1p(found["spend"]).sub(3).abs().max() <= 1.5 * norm * 1.2
+    assert found["age"].sub(45).abs().max() <= 1.5 * norm * 12  # what a clipped row can have
+    assert found["spend"].nunique() > N / 20
+
+
 def test_the_tree_joins_what_belongs_together_and_the_rest_by_chance() -> None:
     """Here plan depends on region, premium on plan, and age on premium alone."""
     model, _ = drawn("10", 10)

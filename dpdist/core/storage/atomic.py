@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from dpdist.core import interruption
-from dpdist.core.errors import DataError, ResumableError
+from dpdist.core.errors import DataError, ResumableError, UsageError
 from dpdist.core.paths import read_plain
 from dpdist.core.text import random_token
 
@@ -24,6 +24,8 @@ MOST_AT_ONCE = 512 << 20
 Content = bytes | memoryview | Iterator[bytes | memoryview]
 """The bytes of an object; an iterator gives many in parts."""
 _FLUSHED_AT_ONCE = 8
+_FOLDERS = {"rows", "release", "model", "scores"}
+_FILES = {"csv", "tsv", "txt", "parquet", "feather", "arrow", "json", "npy", "npz", "xlsx", "html", "png", "pdf"}
 _IDENTITY = ".identity"
 
 
@@ -36,6 +38,15 @@ def require_new(target: Path, noun: str) -> None:
         raise DataError(f"The folder {parent} does not exist. Create it, then run the same command again.")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise DataError(f"The folder {parent} is not writable. Change its permissions, or write the {noun} elsewhere.")
+
+
+def require_folder_name(address: str, noun: str) -> None:
+    """Refuse a folder that is named like a file: no program for such files reads it."""
+    stem, dot, ending = address.rpartition(".")
+    if noun in _FOLDERS and dot and ending.lower() in _FILES:
+        raise UsageError(
+            f"{address} would be a folder in the format Zarr, and no .{ending} file. Name the {noun} {stem}.zarr."
+        )
 
 
 def make_public_folder(path: Path) -> None:

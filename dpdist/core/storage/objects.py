@@ -38,7 +38,7 @@ from datetime import datetime
 
 from dpdist.core.errors import DataError, DpdistError, ResumableError
 from dpdist.core.storage import connections
-from dpdist.core.storage.atomic import ABANDONED_SECONDS
+from dpdist.core.storage.atomic import ABANDONED_SECONDS, require_folder_name
 from dpdist.core.storage.bucket import POINTER, ROOT, Objects, changed, joined
 from dpdist.core.text import random_token
 
@@ -52,7 +52,8 @@ class ObjectStore(Objects):
     """An address in an object store, with the methods of :class:`~dpdist.core.storage.store.FolderStore`."""
 
     def require_new(self, noun: str) -> None:
-        """Refuse an address that exists, and a store without conditional writes."""
+        """Refuse an address that exists, a name like that of a file, and a store without conditional writes."""
+        require_folder_name(str(self), noun)
         self._require_name(noun)
         if self.exists():
             raise DataError(f"{self} exists already. Choose another address for the {noun}.")

@@ -135,7 +135,8 @@ class FolderStore:
     # --- writing ---
 
     def require_new(self, noun: str) -> None:
-        """Raise DataError if it exists or cannot be written."""
+        """Raise DataError if it exists or cannot be written, and UsageError for a folder that is named like a file."""
+        atomic.require_folder_name(str(self.path), noun)
         atomic.require_new(self.path, noun)
 
     def require_space(self, size: int, noun: str) -> None:

@@ -262,3 +262,13 @@ def test_invalid_locations_of_rows_and_ledgers_are_refused(tmp_path: Path) -> No
         with pytest.raises(UsageError) as refused:
             store_at(wrong)
         assert "secretword" not in str(refused.value)
+
+
+@pytest.mark.parametrize("noun", ["rows", "release", "model", "scores"])
+def test_a_folder_is_not_named_like_a_file(tmp_path: Path, noun: str) -> None:
+    for name in ("t.csv", "t.Parquet", "t.npy"):
+        with pytest.raises(UsageError, match=rf"would be a folder.*Name the {noun} .*t\.zarr"):
+            store_at(tmp_path / name).require_new(noun)
+    for name in ("t", "t.zarr", "csv", "2026.01", ".csv/t"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        store_at(tmp_path / name).require_new(noun)
