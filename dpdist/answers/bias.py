@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpdist.answers.noise_edge import CONFIDENCE, law_of
-from dpdist.answers.skewed import skewed_message, transforms
+from dpdist.answers.skewed import clipping, skewed_message
 from dpdist.core.mechanisms.counts import CountNoise, noise_from_json
 from dpdist.core.mechanisms.noise_law import Noise
 from dpdist.core.naming import parameter, step
@@ -147,7 +147,7 @@ class ClippedRows:
     beside: bool = False  # only numbers were clipped, beside categories
     limits: tuple[str, ...] = ()  # what the schema did to values before, as parts of a sentence
     categories: bool = False  # the rows have some, about their middles
-    skewed: tuple[str, ...] = ()  # columns that a histogram shows to be, and that have no transform
+    skewed: tuple[str, ...] = ()  # columns without a transform that a histogram shows to be, and to reach the clip norm
     untouched: bool = False  # what an answer is about has no number, and so was not clipped
     ranged: bool = False  # by the schema there is a clip norm that clips no row
     kept: str = ""  # that only some rows of a privacy unit are, as part of a sentence
@@ -401,12 +401,11 @@ def clipped_rows(release: Release, columns: Sequence[int] | None = None) -> Clip
     longest, between, centred = _schema_norm(release), _longer_share(release), any(centre[place] for place in numbers)
     schema, beside = release.schema, bool(bound.whole) and d < bound.columns
     used = described_by(release, columns)
-    names = transforms(release).values()
     known = ClippedRows(
         norm, None, None, None, between, longest, centred, () if schema is None else schema.dropping,
         any(column.missing == "centre" for column in used), any(column.missing == "pairwise" for column in used),
         origin_of(release), beside, limits_of(used), _of_contrasts(release),
-        tuple(name for word in names for name in word), columns is not None and beside and not {*columns} & {*numbers},
+        tuple(clipping(release)), columns is not None and beside and not {*columns} & {*numbers},
         schema is not None and schema.clip_norm is not None and not schema.uncentred,
         _kept(release), unit_weights(release),
     )  # fmt: skip

@@ -22,11 +22,26 @@ def transforms(release: Release) -> dict[str, list[str]]:
     return {word: names for word, names in found.items() if names}
 
 
+def clipping(release: Release) -> list[str]:
+    """Return the skewed columns whose numbers alone are beyond the clip norm in some rows, as their histograms show."""
+    bound, places = release.bound, {name: place for place, name in enumerate(release.names)}
+    skewed, found = {name for names in transforms(release).values() for name in names}, list[str]()
+    for name, grid, counts in _histograms(release):
+        centre, scale = ((ends or (default,) * bound.columns)[places[name]]
+                         for ends, default in ((bound.centre, 0.0), (bound.scale, 1.0)))  # fmt: skip
+        far = max((abs(grid.middle(index) - centre) for index, count in counts if count > 0), default=0.0)
+        if name in skewed and far >= bound.clip_norm * scale:
+            found.append(name)
+    return found
+
+
 def skewed_message(release: Release) -> str:
     """Return a sentence about skewed columns with the line to write; empty without any."""
+    clipped = {*clipping(release)}
     sentences = [
-        f"{listed(names)}: skewed, so a few rows determine means and slopes, and are clipped. In a schema, "
-        f'transform = "{word}" '
+        f"{listed(names)}: skewed, so a few rows determine means and slopes"
+        f"{', and are clipped' * bool(clipped & {*names})}. "
+        f'In a schema, transform = "{word}" '
         f"below {'its column' if len(names) == 1 else 'each of these columns'} takes the "
         f"{'logarithm' if word == 'log' else 'hyperbolic arcsine'} of each number."
         for word, names in transforms(release).items()

@@ -63,7 +63,7 @@ class PrivateLogisticRegression(LinearClassifier):
     -----
     A moment has no likelihood: the model takes the sum of the columns for normal, or normal within the categories of
     one variable, and has the ridge that the noise needs (:mod:`dpdist.answers.logistic`). So it ranks rows nearly as
-    well as the maximum of the likelihood (an area under the curve of .898 for .905 on held-out rows of a9a, epsilon 1),
+    well as the maximum of the likelihood (an area under the curve of .900 for .905 on held-out rows of a9a, epsilon 1),
     and its probabilities may be off. Results of the methods for rows are private.
 
     See Also

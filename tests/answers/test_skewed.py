@@ -11,7 +11,8 @@ import pytest
 from support.cli_scene import Call
 
 import dpdist
-from dpdist.answers.skewed import skewed_message, transforms
+from dpdist.answers.bias import clipped_rows
+from dpdist.answers.skewed import clipping, skewed_message, transforms
 
 ROWS = 20_000
 
@@ -51,6 +52,24 @@ def test_a_release_names_them_and_the_line_works_as_typed(
     dpdist.ingest_rows("u.parquet", "u.zarr", budget=dpdist.PrivacyLoss.parse("4", "1e-6"), schema=schema)
     request = dpdist.ReleaseRequest("gaussian", dpdist.PrivacyLoss.parse("4", "1e-6"), "auto", scale="private")
     assert skewed_message(dpdist.release_rows("u.zarr", "u.release.zarr", request).release) == ""
+
+
+@pytest.mark.usefixtures("apart")
+def test_a_skewed_column_that_clips_no_row_is_not_called_its_reason(call: Call) -> None:
+    random = np.random.default_rng(8)
+    frame = pd.DataFrame({
+        "rate": np.minimum(random.exponential(size=ROWS), 2.5), "tails": random.standard_t(2.2, ROWS),
+        "age": random.integers(18, 90, ROWS), "height": random.normal(170, 9, ROWS),
+    })  # fmt: skip
+    frame.to_csv("t.csv", index=False)
+    asked = ("--epsilon", "4", "--delta", "1e-6", "--each-row-is-a-person")
+    told = " ".join(call("release", "t.csv", "r.zarr", *asked).out.split())
+    assert "rate: skewed, so a few rows determine means and slopes. In a schema" in told
+    release = dpdist.open_release("r.zarr")
+    assert "rate" not in clipping(release)
+    caveat = clipped_rows(release).caveat("means")
+    assert "were clipped" in caveat
+    assert "rate" not in caveat
 
 
 def test_without_a_histogram_nothing_is_said(frame: pd.DataFrame, tmp_path: Path) -> None:
