@@ -30,6 +30,7 @@ from dpdist.core.naming import parameter
 from dpdist.core.options import ROWS_AT_MOST
 from dpdist.core.privacy.guarantee import Neighbours
 from dpdist.core.release.plan import Plan
+from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.rows.schema import Schema
 from dpdist.core.text import counted
 
@@ -51,6 +52,7 @@ class Prospect:
     bins: float  # by which factor bins of numbers make the noise larger
     tested: bool  # whether no number is clipped, so that associations with numbers are tested
     impossible: str  # a sentence if nothing can be shown
+    standardised: bool  # whether the variance is that of standard deviations, and not guessed from the clip norm
     left_out: dict[str, str] = field(default_factory=dict)  # categories and booleans without tables, and why
 
     def to_json(self) -> dict[str, object]:
@@ -67,7 +69,8 @@ class Prospect:
         if self.seen is not None:
             hold = "1 direction holds" if self.directions == 1 else f"{self.directions} directions hold"
             ratio = f", in ratio {' : '.join(map(str, _RATIO[-self.directions :]))}" if self.directions > 1 else ""
-            parts.append(f"If {hold} half of the variance{ratio}, {self.seen or 'none'} will show")
+            rows = "" if self.standardised else "rows are about as long as the clip norm, and "
+            parts.append(f"If {rows}{hold} half of the variance{ratio}, {self.seen or 'none'} will show")
         if self.cells is not None:
             low, high = self.cells
             counts = (
@@ -86,6 +89,10 @@ class Prospect:
             )
         added += "".join(f" No table of {name} will be held: {reason}." for name, reason in self.left_out.items())
         return f"Forecast: {text[0].lower()}{text[1:]}.{added}" if text else added.lstrip()
+
+
+def _standardised(request: ReleaseRequest) -> bool:
+    return request.scale == "private" and request.clip_norm == "auto"
 
 
 def prospect(plan: Plan, rows: int | None = None) -> Prospect:
@@ -109,7 +116,9 @@ def prospect(plan: Plan, rows: int | None = None) -> Prospect:
     cells = (reaches[0], reaches[-1]) if reaches else None
     tested = not numbers or (size.schema is not None and _clips_none(plan, size.schema))
     bins = _bins(plan, categorical)
-    return Prospect(directions, seen, cells, mean, scaled, bins, tested, impossible, left_out)
+    return Prospect(
+        directions, seen, cells, mean, scaled, bins, tested, impossible, _standardised(request), left_out
+    )  # fmt: skip
 
 
 def _precision(plan: Plan) -> tuple[list[Categorical], Precision, dict[str, str]]:
@@ -169,8 +178,7 @@ def _seen(plan: Plan, rows: int, directions: int) -> int | None:
     if law is None or (request.clip_norm == "private" and bound.whole):
         return None
     # each number that is divided by a private scale has the variance 1
-    scaled = request.scale == "private" and request.clip_norm == "auto"
-    numbers = float(plan.dimensions.numbers) if scaled else bound.clip_norm**2
+    numbers = float(plan.dimensions.numbers) if _standardised(request) else bound.clip_norm**2
     variance = numbers + (bound.whole_norm**2 if bound.whole else 0.0)
     shares = _RATIO[-directions:]
     return count_seen(law, rows, [variance / 2 * share / sum(shares) for share in shares])

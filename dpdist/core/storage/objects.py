@@ -53,10 +53,10 @@ class ObjectStore(Objects):
 
     def require_new(self, noun: str) -> None:
         """Refuse an address that exists, a name like that of a file, and a store without conditional writes."""
-        require_folder_name(str(self), noun)
         self._require_name(noun)
         if self.exists():
             raise DataError(f"{self} exists already. Choose another address for the {noun}.")
+        require_folder_name(str(self), noun)
         self._require_conditional()
 
     def require_space(self, size: int, noun: str) -> None:

@@ -136,8 +136,8 @@ class FolderStore:
 
     def require_new(self, noun: str) -> None:
         """Raise DataError if it exists or cannot be written, and UsageError for a folder that is named like a file."""
-        atomic.require_folder_name(str(self.path), noun)
         atomic.require_new(self.path, noun)
+        atomic.require_folder_name(str(self.path), noun)
 
     def require_space(self, size: int, noun: str) -> None:
         """Raise DataError if there is less free space than ``size`` bytes."""
