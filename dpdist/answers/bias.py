@@ -241,8 +241,9 @@ class ClippedRows:
             return (
                 f"{rows} CLIPPED to norm {rounded_norm(self.norm)}, or already had this norm, like "
                 f"normalised rows: the mean squared norm is {100 * self.share:.4g} % of its square, with an error of "
-                f"at most {100 * self.error:.2g} %. Variances of the original rows may be larger by any factor. Choose "
-                f"the clip norm privately ({step('bound')}) and release again."
+                f"at most {100 * self.error:.2g} %. Variances of the original rows may be larger by any factor. "
+                f"With {parameter('scale', 'private')} and {parameter('clip', 'auto')} few are clipped, in a release "
+                "with a charge of its own."
             )
         few = self.between is not None or (self.most is not None and self.most < 1 / 3)
         if not self.centred and not few and self.error <= _LARGEST_ERROR and self.share - self.error >= _MOSTLY:

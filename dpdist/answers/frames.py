@@ -34,7 +34,7 @@ def counts(release: Release, name: str) -> pd.DataFrame:
     """Implement :meth:`dpdist.Release.counts`."""
     held = variables(release)
     answer = tables.counts(held, name)
-    ends, shares = answer.intervals, answer.shares
+    ends, shares = answer.intervals, answer.shares.clipped(0.0, 1.0)
     columns = {
         "count": answer.estimates, "low": ends[:, 0], "high": ends[:, 1], "share": shares.estimates,
         "share_low": shares.intervals[:, 0], "share_high": shares.intervals[:, 1],

@@ -173,6 +173,18 @@ def test_json_and_files_have_all_numbers(frame: pd.DataFrame, call: Call) -> Non
         assert len(pd.read_parquet(f"t{number}.parquet")) == (3, 3, 3, 6, 1)[number]
 
 
+def test_a_file_is_projected_as_it_is_read_by_the_model(frame: pd.DataFrame, call: Call) -> None:
+    assert call("pca", "r.zarr", "m.zarr", "--components", "2").code == 0
+    frame[:50].to_csv("new.csv", index=False)
+    said = call("project", "new.csv", "m.zarr", "scores.zarr")
+    assert said.code == 4
+    typed = re.search(r"dpdist (ingest new\.csv ROWS --schema m\.zarr)", said.message)
+    assert typed is not None
+    assert call(*typed[1].split()).code == 0
+    assert call("project", "ROWS", "m.zarr", "scores.zarr").code == 0
+    assert (call("project", "ROWS", "m.zarr", "scores.csv")).code == 2
+
+
 def test_what_is_not_held_is_said(frame: pd.DataFrame, call: Call) -> None:
     assert "There are: region, premium, income, age" in call("relate", "r.zarr", "nobody").message
     assert "--percent is for the table of two" in call("relate", "r.zarr", "age", "income", "--percent", "all").message

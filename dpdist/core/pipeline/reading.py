@@ -60,7 +60,13 @@ def meaning_of(file: Path, said: Reading, *, ranged: bool = False) -> Meaning:
         return _decided(file, said, ranged=ranged)
     schema = said.schema if isinstance(said.schema, Schema) else Schema.read(said.schema)
     _require_same_owner(schema, said.owner)
-    head = head_at(file, Path(gettempdir()), Choices(header=said.header, schema=schema))
+    try:
+        head = head_at(file, Path(gettempdir()), Choices(header=said.header, schema=schema))
+    except ChoiceRequiredError as error:
+        raise DataError(
+            f"{error} If it is a header, the schema is of a table with other columns. Add {parameter('header', 'yes')} "
+            f"or {parameter('header', 'no')}."
+        ) from None
     if schema.unit is None:
         require_owner(file, head.asked, said.owner, schema)
     if said.columns or said.ignore:

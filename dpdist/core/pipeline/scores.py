@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
+from dpdist.core.errors import DataError
 from dpdist.core.ingest.registered import open_rows
 from dpdist.core.moment.layout import BOUND_SECONDS, MULTIPLY_SECONDS, split_tasks
+from dpdist.core.naming import step
 from dpdist.core.pipeline import projection, stored
 from dpdist.core.pipeline.projection import StoredModel
 from dpdist.core.rows.dataset import RowsTable
@@ -78,7 +81,8 @@ def project_rows(
     """
     cluster = chosen(cluster)
     model, target = store_at(model), store_at(scores)
-    table, opened = open_rows(rows), stored.module_of(stored.MODEL).open_model(model)
+    opened = stored.module_of(stored.MODEL).open_model(model)
+    table = _rows_for(store_at(rows), opened, model)
     exists = partial(
         made_from,
         target,
@@ -92,6 +96,21 @@ def project_rows(
     if not fresh:
         projection.require_complete(target, table)
     return ProjectedRows(table.rows, fresh)
+
+
+def _rows_for(rows: Store, opened: StoredModel, model: Store) -> RowsTable:
+    """Return rows; a file has to be read by the schema of the model first."""
+    place = rows.address()
+    if (
+        opened.schema is None
+        or not (isinstance(place, Path) and place.is_file())
+        or place.with_suffix(".zarr").exists()
+    ):
+        return open_rows(rows)
+    raise DataError(
+        f"{rows} is a file, and its columns become numbers by the schema of {model}. Copy its rows with: "
+        f"{step('ingest', rows, 'ROWS', schema=model)}; then project ROWS."
+    )
 
 
 def _project(table: RowsTable, opened: StoredModel, model: Store, target: Store, cluster: Cluster) -> None:

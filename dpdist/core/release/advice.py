@@ -83,7 +83,9 @@ def weightless(heading: Heading, columns: Sequence[int]) -> tuple[int, ...]:
 
 def cure() -> str:
     """Return advice about columns without weight."""
-    return f"Change their units, or declare a public range ({parameter('schema')}), and release again."
+    return (
+        f"Change their units, or declare a public range ({parameter('schema')}), in a release with a charge of its own."
+    )
 
 
 _MAX_MICRO = LARGEST_EPSILON * MICRO

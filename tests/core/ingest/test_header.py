@@ -278,3 +278,14 @@ def test_numbers_that_count_may_name_columns(tmp_path: Path, first: str) -> None
     path = tmp_path / "t.csv"
     path.write_text(f"{first}\n7,8,9\n4,5,7\n")
     assert ingest(path, tmp_path / "rows.zarr", choices=Choices(header="yes")).names == tuple(first.split(","))
+
+
+@pytest.mark.usefixtures("apart")
+def test_a_schema_of_another_table_is_told_by_its_columns(call: Call) -> None:
+    Path("t.csv").write_text("who,cost,when\na,3,2020-01-01\nb,4,2020-01-02\n")
+    Path("s.toml").write_text('[[column]]\nname = "age"\nkind = "number"\n[[column]]\nname = "b"\nkind = "number"\n')
+    asked = ("release", "t.csv", "r.zarr", "--epsilon", "1", "--delta", "1e-6", "--schema", "s.toml")
+    said = call(*asked)
+    assert said.code == 4
+    assert "the schema is of a table with other columns. Add --header yes or --header no." in said.message
+    assert "column 'age': the source has no such column" in call(*asked, "--header", "yes").message

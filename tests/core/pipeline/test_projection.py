@@ -21,8 +21,10 @@ from dpdist.answers.components import Components
 from dpdist.answers.model import Model, open_model, save
 from dpdist.core.errors import DataError, UsageError
 from dpdist.core.mechanisms.noise_law import Noise
+from dpdist.core.pipeline.inspect import inspect_path
 from dpdist.core.pipeline.projection import ProjectionTask, project_chunks, scores_of
 from dpdist.core.rows.dataset import RowsTable, partitions
+from dpdist.core.rows.units import Unit
 from dpdist.core.rows.writing import chunk_key
 from dpdist.core.storage.arrays import ChunkWriter, put_array
 from dpdist.core.storage.store import AnyStore, Store, store_at
@@ -130,6 +132,16 @@ def test_a_model_says_which_release_it_came_from_and_what_was_guaranteed(tmp_pat
     assert (
         json.loads((place / "zarr.json").read_text())["attributes"]["dpdist"] == told
     )  # its noise has no known distribution
+
+
+def test_a_model_says_whose_rows_its_guarantee_is_of_and_on_what_it_depends(tmp_path: Path) -> None:
+    place, unit = tmp_path / "model.zarr", Unit("patient", 3)
+    save(write_model(tmp_path / "first.zarr"), replace(RELEASE, unit=unit, condition="it rains"), place)
+    info = json.loads((place / "zarr.json").read_text())["attributes"]["dpdist"]
+    assert (info["unit"], info["condition"]) == ({"column": "patient", "max_rows": 3}, "it rains")
+    told = inspect_path(place)
+    assert "of the rows of one patient, 3 at most, if it rains" in " ".join(told.describe().split())
+    assert told.to_json()["guarantee"] == info["guarantee"]
 
 
 def refused(path: Path) -> str:
