@@ -294,7 +294,8 @@ class ClippedRows:
     def describe(self) -> str:
         """Return a description of the rows, as part of a sentence with a result."""
         if self.unit is not None:
-            return self._described(f"of {self.unit.describe(self._busy)}")
+            clipped = f"{'their numbers' if self.beside else 'each'} clipped to norm {rounded_norm(self.norm)}"
+            return self._described(f"of {self.unit.describe(self._busy, '' if self.untouched else clipped)}")
         what = "rows with numbers" if self.beside else "rows"
         clipped = f"of {what} clipped to norm {rounded_norm(self.norm)} ({self.clipped})"
         return self._described("of all rows" if self.untouched else clipped)
@@ -344,7 +345,7 @@ class UnitWeights:
         square = rows * rows * self.moment**2 + rows * max(0.0, self.row**2 - self.moment**2)
         return min(1.0, 1 / math.sqrt(square))
 
-    def describe(self, share: str) -> str:
+    def describe(self, share: str, clipped: str) -> str:
         """Return a description of the weighted rows, as part of a sentence; ``share`` is that of the busy units."""
         details = [f"{share} of them"] if share else []
         if self.full is not None and self.row is not None:
@@ -358,7 +359,8 @@ class UnitWeights:
             step = 10.0 ** (math.floor(math.log10(max(self.total[1], 1))) - 2)
             low, high = math.floor(self.total[0] / step) * step, min(math.ceil(self.total[1] / step) * step, self.rows)
             details.append(f"all weights add up to {_span(low, high, '.0f')} of {self.rows} rows")
-        text = f"all rows, where those of a {self.column} with many or long ones weigh less"
+        rows = "all rows, " + f"{clipped}, " * bool(clipped)
+        text = f"{rows}where those of a {self.column} with many or long ones weigh less"
         return f"{text} ({'; '.join(details)})" if details else text
 
 

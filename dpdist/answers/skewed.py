@@ -24,15 +24,15 @@ def transforms(release: Release) -> dict[str, list[str]]:
 
 def clipping(release: Release) -> list[str]:
     """Return the skewed columns whose numbers alone are beyond the clip norm in some rows, as their histograms show."""
-    bound, places = release.bound, {name: place for place, name in enumerate(release.names)}
-    skewed, found = {name for names in transforms(release).values() for name in names}, list[str]()
+    bound, index = release.bound, {name: place for place, name in enumerate(release.names)}
+    skewed, reaching = {name for names in transforms(release).values() for name in names}, list[str]()
     for name, grid, counts in _histograms(release):
-        centre, scale = ((ends or (default,) * bound.columns)[places[name]]
+        centre, scale = ((ends or (default,) * bound.columns)[index[name]]
                          for ends, default in ((bound.centre, 0.0), (bound.scale, 1.0)))  # fmt: skip
         far = max((abs(grid.middle(index) - centre) for index, count in counts if count > 0), default=0.0)
         if name in skewed and far >= bound.clip_norm * scale:
-            found.append(name)
-    return found
+            reaching.append(name)
+    return reaching
 
 
 def skewed_message(release: Release) -> str:

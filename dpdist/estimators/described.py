@@ -39,11 +39,11 @@ def as_released(estimator: Any, data: Any, fills: Mapping[str, float]) -> Any:
         return data
     used = [column for column in schema.columns if set(column.features) & set(features)]
     sources = {column.source.name for column in used}
-    given = set(map(str, data.columns))
+    names = set(map(str, data.columns))
     derived = any(name not in sources for name in features)  # so encoded rows are told from those of a source
-    if derived and set(features) <= given:
+    if derived and set(features) <= names:
         return data
-    if absent := [name for name in sources if name not in given]:
+    if absent := [name for name in sources if name not in names]:
         raise RowsError(f"X lacks columns of the source: {', '.join(sorted(absent))}.")
     try:
         return rows_by(schema, data, used)[features].fillna(fills)

@@ -88,12 +88,12 @@ def _require_terms(ledger: Ledger, total: Release, path: Store) -> None:
     records = [record for drawn in total.releases if (record := ledger.record(drawn)) is not None]
     stated = total.guarantee
     for record in records:
-        own = record.guarantee
+        cost = record.guarantee
         if (
             stated is None
-            or own.neighbours is not stated.neighbours
-            or not own.loss.within(stated.loss)
-            or (stated.mu_squared is not None and (own.mu_squared is None or own.mu_squared > stated.mu_squared))
+            or cost.neighbours is not stated.neighbours
+            or not cost.loss.within(stated.loss)
+            or (stated.mu_squared is not None and (cost.mu_squared is None or cost.mu_squared > stated.mu_squared))
             or record.state is State.ABORTED
             or not _describes(record, total)
         ):
