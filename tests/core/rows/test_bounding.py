@@ -18,8 +18,9 @@ from support.dithering import KEY
 
 import dpdist.core.rows
 from dpdist.core.errors import DataError, UsageError
+from dpdist.core.mechanisms.sensitivity import UnitNorm
 from dpdist.core.rows import bounding
-from dpdist.core.rows.bounding import RowBound, require_unbiased
+from dpdist.core.rows.bounding import RowBound, require_unbiased, unclipped_norm
 from dpdist.core.rows.dither import Dithers, Units
 
 Rows = npt.NDArray[Any]
@@ -273,3 +274,63 @@ def test_columns_that_are_never_shortened_are_columns_with_a_norm(wrong: dict[st
         RowBound.from_json({**bound.to_json(), "clip_norm": 1.0})
     with pytest.raises(UsageError, match="no column varies"):
         RowBound(2, 1.0, whole=(0, 1))
+
+
+def test_what_no_row_can_be_bounded_by_is_refused() -> None:
+    assert [RowBound(1, 1.0, bits).grid_bits for bits in (3, 24)] == [3, 24]
+    for bits, why in ((1, "must be between 2 and 24"), (2, "are too few"), (25, "must be between 2 and 24")):
+        with pytest.raises(UsageError, match=rf"rid bits {why}"):
+            RowBound(1, 1.0, bits)
+    assert RowBound(3, 1.0, 10, whole=(0, 2), whole_norm=0.5).numbers == (1,)
+    for columns in ((3,), (-1,), (2, 0), (1, 1)):
+        with pytest.raises(UsageError, match="in ascending order"):
+            RowBound(3, 1.0, 10, whole=columns, whole_norm=0.5)
+    for norm in (-0.5, math.inf, 2.0**500):
+        with pytest.raises(UsageError, match="must be finite"):
+            RowBound(3, 1.0, 10, whole=(0,), whole_norm=norm)
+    with pytest.raises(UsageError, match="must be finite"):
+        RowBound(3, 1.0, 10, whole_norm=0.5)
+    assert RowBound(3, 1.0, 10, whole=(0,), whole_norm=1000.0).whole_norm == 1000
+    assert RowBound(3, 1.0, 10, whole=(0,)).whole_norm == 0  # of one value
+
+
+@pytest.mark.parametrize("constant", [0, 512])
+def test_numbers_have_the_room_that_the_other_columns_leave(constant: int) -> None:
+    alone = RowBound(3, 2.0, 10, whole=(0, 2), whole_norm=1.25, constant=constant)
+    assert math.hypot(alone.numbers_norm, 1.25) == pytest.approx(alone.shortened_norm)
+    assert alone.numbers_norm >= 2.0  # the clip norm, as the norm of a row is larger
+    assert alone.row_norm == pytest.approx(math.hypot(2, 1.25), rel=0.005)
+    unit = RowBound(3, 2.0, 10, whole=(0, 2), whole_norm=1.25, constant=constant, unit_norm="frobenius")
+    assert unit.row_norm == 2  # here the clip norm is of all columns
+    together = math.hypot(unit.numbers_norm, 1.25, constant * unit.unit)
+    assert together == pytest.approx(unit.shortened_norm)
+    kinds: tuple[UnitNorm, ...] = ("", "frobenius")
+    for kind in kinds:
+        numbers = RowBound(3, 2.0, 10, constant=constant, unit_norm=kind)
+        assert numbers.numbers_norm == numbers.shortened_norm
+    assert RowBound(1, 2.0, 10, whole=(0,), whole_norm=1.25).numbers_norm == 0
+    assert (alone.norm_bound, unit.norm_bound) == (4**10 + constant**2, 4**10)
+    assert (RowBound(1, 1.0, 4).largest, RowBound(1, 1.0, 4, constant=16).largest) == (15, 16)
+
+
+def test_the_least_clip_norm_of_a_unit_is_told_and_works() -> None:
+    def bound(clip: float, columns: int) -> RowBound:
+        whole = tuple(range(columns - 1)) or (0,)
+        return RowBound(columns, clip, 10, whole=whole, whole_norm=1.25, constant=256, unit_norm="frobenius")
+
+    for columns in (1, 3):
+        with pytest.raises(UsageError, match="clip norm of a privacy unit must exceed") as refusal:
+            bound(1.25, columns)
+        told = float(str(refusal.value).split("must exceed ")[1].split(":")[0])
+        assert 1.25 < told < 1.6
+        assert bound(1.01 * told, columns).clip_norm == 1.01 * told
+    with pytest.raises(UsageError, match="must exceed"):
+        bound(0.94 * told, 3)
+
+
+@pytest.mark.parametrize("norm", [0.012345678, 1.0, 777.7777777])
+def test_no_row_of_a_norm_is_shortened_by_the_least_norm_for_it(norm: float) -> None:
+    least = unclipped_norm(norm, 5, 12)
+    assert RowBound(5, least, 12).shortened_norm >= norm * (1 + 1e-13)
+    assert RowBound(5, least * (1 - 1e-6), 12).shortened_norm < norm  # of seven digits
+    assert float(f"{least:.7g}") == least
