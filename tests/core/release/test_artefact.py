@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import tarfile
 from collections.abc import Callable
@@ -288,6 +289,18 @@ def test_a_release_that_promises_more_than_its_noise_gives_does_not_open(
     file.write_text(json.dumps(metadata))
     with pytest.raises(DataError, match="damaged"):
         open_release(tmp_path / "release.zarr")
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian", "laplace", "two-sided-wishart"])
+def test_the_last_bit_of_a_variance_may_be_that_of_another_platform(tmp_path: Path, mechanism: str) -> None:
+    publish(archive_of(single(mechanism, "a")), tmp_path / "release.zarr")
+    file = tmp_path / "release.zarr" / "zarr.json"
+    metadata = json.loads(file.read_text())
+    noise = metadata["attributes"]["dpdist"]["noise"]
+    for name in ("variance_diagonal", "variance_off_diagonal"):
+        noise[name] = math.nextafter(noise[name], math.inf)
+    file.write_text(json.dumps(metadata))
+    open_release(tmp_path / "release.zarr")
 
 
 def test_a_corner_that_is_not_the_number_of_rows_is_damage(tmp_path: Path) -> None:
