@@ -31,7 +31,7 @@ def values(rows: int = 4000, seed: int = 0) -> Any:
 
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:As many rows were released"),
+    pytest.mark.filterwarnings("ignore:The same number of rows was released"),
     pytest.mark.usefixtures("elsewhere"),
 ]
 

@@ -32,7 +32,7 @@ N = 20_000
 ASK: dict[str, Any] = {"epsilon": 1, "delta": 1e-6}
 MUCH: dict[str, Any] = {"epsilon": 1000, "delta": 1e-6, "clip": 9, "scale": "private"}
 KINDS = [PrivateLogisticRegression, PrivateLDA]
-pytestmark = pytest.mark.filterwarnings("ignore:As many rows were released", "ignore:Epsilon 1000")
+pytestmark = pytest.mark.filterwarnings("ignore:The same number of rows was released", "ignore:Epsilon 1000")
 SCHEMA = Schema(
     [
         Column("region", "category", categories=["north", "south", "east"], weight=2), Column("premium", "boolean"),

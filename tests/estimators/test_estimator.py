@@ -28,7 +28,7 @@ from dpdist.core.rows.rounding import entry_variances
 from dpdist.core.runtime.cluster import Cluster
 from dpdist.estimators import fit
 
-pytestmark = pytest.mark.filterwarnings("ignore:As many rows were released")
+pytestmark = pytest.mark.filterwarnings("ignore:The same number of rows was released")
 LOSS: dict[str, Any] = {"epsilon": 1, "delta": 1e-6, "clip": CLIP}
 FINE: dict[str, Any] = {**LOSS, "grid_bits": 20}
 

@@ -36,7 +36,7 @@ CLIPPED = "rows far from zero are clipped so much that their target may be below
     "ignore::dpdist.core.errors.PrivacyLeakWarning",
     "ignore::dpdist.core.errors.ClippedRowsWarning",
     "ignore::sklearn.exceptions.SkipTestWarning",
-    "ignore:As many rows were released",
+    "ignore:The same number of rows was released",
 )
 def test_scikit_learn(estimator: Any, check: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Survey, "standardised_by_data", False)  # some checks fit rows that they standardised: a refusal
@@ -49,7 +49,7 @@ def test_scikit_learn(estimator: Any, check: Callable[[Any], None], monkeypatch:
     check(estimator)
 
 
-@pytest.mark.filterwarnings("ignore:As many rows were released")
+@pytest.mark.filterwarnings("ignore:The same number of rows was released")
 def test_what_is_found_is_shown_in_a_line_and_in_a_table_without_marks_of_others() -> None:
     rows = np.random.default_rng(2).normal(size=(300, 6))
     asked: dict[str, Any] = {"epsilon": 1, "delta": 1e-6, "clip": 5}

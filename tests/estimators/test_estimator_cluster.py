@@ -24,7 +24,7 @@ from dpdist.core.release import opening
 from dpdist.core.rows import dataset
 from dpdist.core.runtime.cluster import Cluster
 
-pytestmark = pytest.mark.filterwarnings("ignore:As many rows were released")
+pytestmark = pytest.mark.filterwarnings("ignore:The same number of rows was released")
 LOSS: dict[str, Any] = {"epsilon": 1, "delta": 1e-6, "clip": CLIP}
 
 
@@ -77,7 +77,7 @@ def test_the_path_of_a_rows_zarr_is_charged_to_its_ledger_and_fitted_again_for_n
     with pytest.raises(DataError, match="Pass the path"):
         PrivatePCA(2, **asked).fit(zarr.open_array(path))
     assert [each.fingerprints for each in register._fits] == [None]  # noted by its shape alone
-    with pytest.warns(UserWarning, match=r"As many rows were released once before.*these releases together"):
+    with pytest.warns(UserWarning, match=r"The same number of rows was released once before.*these releases together"):
         PrivatePCA(2, **LOSS).fit(table())
     covariance = PrivateCovariance(**LOSS, centre="none", cluster=Cluster(scheduler)).fit(path)  # the same release
     assert np.array_equal(covariance.release_.lattice, first.release_.lattice)

@@ -33,7 +33,7 @@ from dpdist.core.rows.units import Unit
 Matrix = npt.NDArray[np.float64]
 ASK: dict[str, Any] = {"epsilon": 30, "delta": 1e-6}
 NAMES = list("abcd")
-pytestmark = pytest.mark.filterwarnings("ignore:As many rows were released")
+pytestmark = pytest.mark.filterwarnings("ignore:The same number of rows was released")
 
 
 def visits(seed: int) -> tuple[Matrix, npt.NDArray[np.int64]]:

@@ -22,7 +22,7 @@ from dpdist.core.errors import BelowNoiseError, BelowNoiseWarning, DataError, Us
 from dpdist.core.ledger.register import Register
 from papers.common.drawn import drawn
 
-pytestmark = pytest.mark.filterwarnings("ignore:As many rows were released")
+pytestmark = pytest.mark.filterwarnings("ignore:The same number of rows was released")
 FINE: dict[str, Any] = {"epsilon": 10**4, "delta": 1e-6, "clip": CLIP, "budget_epsilon": 10**6}
 ASKED: tuple[Callable[[PrivateCovariance], Any], ...] = (lambda x: x.partial_correlation_, lambda x: x.sample())
 

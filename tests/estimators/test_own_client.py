@@ -38,7 +38,7 @@ from dpdist.core.runtime.sums import DaskExecutor
 from dpdist.estimators.checked import RowsError
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:As many rows were released", "ignore::dpdist.BelowNoiseWarning"),
+    pytest.mark.filterwarnings("ignore:The same number of rows was released", "ignore::dpdist.BelowNoiseWarning"),
     pytest.mark.usefixtures("register"),
 ]
 LOSS: dict[str, Any] = {"epsilon": 1, "delta": 1e-6, "clip": CLIP, "budget_epsilon": 99}

@@ -32,7 +32,7 @@ from dpdist.core.errors import RefusedError
 from dpdist.core.ledger.register import Register
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:As many rows were released", "ignore::dpdist.BelowNoiseWarning"),
+    pytest.mark.filterwarnings("ignore:The same number of rows was released", "ignore::dpdist.BelowNoiseWarning"),
     pytest.mark.filterwarnings("ignore::dpdist.ClippedRowsWarning", "ignore::dpdist.PrivacyLeakWarning"),
     pytest.mark.usefixtures("register"),
 ]

@@ -24,7 +24,7 @@ from dpdist.core.ledger.register import Register
 from dpdist.report.answers import between
 from dpdist.report.answers import regression as regression_text
 
-pytestmark = pytest.mark.filterwarnings("ignore:As many rows were released")
+pytestmark = pytest.mark.filterwarnings("ignore:The same number of rows was released")
 Floats = npt.NDArray[np.float64]
 FINE: dict[str, Any] = {"epsilon": 10**5, "delta": 1e-6, "clip": 9.0, "budget_epsilon": 10**6, "grid_bits": 20}
 

@@ -260,8 +260,8 @@ def _warn_of_joint_cost(together: list[Guarantee], *, some: bool = False, alike:
         cost = _loss_text(_cost(accounting.composed_epsilon_micro, together, largest))
         cost += ", provided that no request depended on an earlier answer"
     warn_caller(
-        f"As many rows were released {'as now, or some of these, ' if some else ''}{_times(len(together) - 1)} before "
-        "in this process. If they are about the same people, these releases together cost "
+        f"The same number of rows was released {_times(len(together) - 1)} before in this process"
+        f"{', or some of these were' if some else ''}. If they are about the same people, these releases together cost "
         f"{cost}. Rows are recognised by the values of all their columns only, so charge all fits on the same people "
         "to one dpdist.Budget (budget), or to the ledger of one rows.zarr.",
         UserWarning,

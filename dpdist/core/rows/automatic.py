@@ -171,7 +171,8 @@ def schema_of_numbers(
     if unknown:
         mixed = [n for n, look in described.items() if look == Looks.MIXED]
         raise SchemaNeededError(
-            f"{source}: {_are(len(unknown), 'column')} not numeric, and only you know what they mean: "
+            f"{source}: {_are(len(unknown), 'column')} not numeric, and only you know what "
+            f"{'it means' if len(unknown) == 1 else 'they mean'}: "
             f"{_by_look([*unknown, *mixed], looks)}.{_asking(owners, owner)}",
             draft_of(source, looks, owners, left_out, owner=owner, ranged=ranged),
         )

@@ -37,7 +37,7 @@ from dpdist.core.mechanisms.gaussian import CalibratedGaussian
 from dpdist.core.privacy.guarantee import PrivacyLoss
 from dpdist.core.release import trusted
 
-pytestmark = pytest.mark.filterwarnings("ignore:As many rows were released")
+pytestmark = pytest.mark.filterwarnings("ignore:The same number of rows was released")
 LOSS: dict[str, Any] = {"epsilon": 1, "delta": 1e-6, "clip": CLIP}
 PURE = ledgers.pure()
 

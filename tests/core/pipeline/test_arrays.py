@@ -39,7 +39,7 @@ from dpdist.core.release import trusted
 from dpdist.core.release.plan import proved
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:As many rows were released", "ignore::dpdist.core.errors.BelowNoiseWarning"
+    "ignore:The same number of rows was released", "ignore::dpdist.core.errors.BelowNoiseWarning"
 )
 ASKED: dict[str, Any] = {"epsilon": 1, "delta": 1e-6, "clip": 4}
 N, D = 400, 5

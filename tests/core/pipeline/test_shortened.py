@@ -30,7 +30,7 @@ from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.runtime.cluster import Cluster
 from dpdist.core.triangle import unpacked
 
-pytestmark = pytest.mark.filterwarnings("ignore:As many rows were released")
+pytestmark = pytest.mark.filterwarnings("ignore:The same number of rows was released")
 
 STEPS = (ROOT / "docs" / "howto" / "steps.md").read_text()
 Rows = npt.NDArray[np.float64]

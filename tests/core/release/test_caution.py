@@ -25,7 +25,7 @@ from dpdist.core.release.request import ReleaseRequest
 from dpdist.core.runtime.cluster import Cluster
 from dpdist.report.html import write
 
-pytestmark = pytest.mark.filterwarnings("ignore:As many rows were released")
+pytestmark = pytest.mark.filterwarnings("ignore:The same number of rows was released")
 
 ROWS = 500
 ACCEPT = "--accept-large-delta"
