@@ -189,11 +189,12 @@ def brief(result: Correlation, release: Release) -> str:
     head = f"{count} of the correlations: share of variance, loadings above noise"
     lines = [wrapped(head), *(row_of(row, (first, second, width)) for row in rows)]
     others = "The other one explains" if rest == 1 else f"The other {rest} explain"
-    return "\n".join([*lines, *([wrapped(f"{others} {_UNTOLD}.")] if rest else [])])
+    untold = "less than these, or cannot be told apart" if len(rows) == _BRIEF else _UNTOLD
+    return "\n".join([*lines, *([wrapped(f"{others} {untold}.")] if rest else [])])
 
 
 _BRIEF = 5
-_UNTOLD = "less than one column does, or cannot be told apart"
+_UNTOLD = "hardly more than one column does, or cannot be told apart"
 
 
 def together(result: Correlation) -> list[range]:
