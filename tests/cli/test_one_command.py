@@ -360,3 +360,21 @@ def test_python_has_the_same_in_one_call(folder: Path) -> None:
     by_norm = dpdist.private_pca(complete, epsilon=1, delta=1e-6, clip=9, centre="private", say=decisions.append)
     assert (by_norm.release_.bound.scale, "without a number" in decisions[-1]) == (None, False)
     assert dpdist.PrivatePCA(epsilon=1).fit(frame.fillna(0).to_numpy()[2:] + 1).release_.bound.scale is not None
+
+
+@pytest.mark.usefixtures("folder")
+def test_what_is_said_of_components_that_are_not_listed_holds_of_them(call: Call) -> None:
+    random = np.random.default_rng(6)
+    columns = {}
+    for number, correlation in enumerate((0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)):
+        first, second = random.normal(size=(2, 20_000))
+        columns |= {f"a{number}": first, f"b{number}": correlation * first + np.sqrt(1 - correlation**2) * second}
+    pd.DataFrame(columns).to_csv("seven.csv", index=False)
+    pd.DataFrame({name: columns[name] for name in ("a0", "b0", "a1", "a2", "a3")}).to_csv("one.csv", index=False)
+    loss = ("--epsilon", "8", "--delta", "1e-6")
+    seven = " ".join(call("release", "seven.csv", "seven.release.zarr", *loss).out.split())
+    assert re.search(
+        r"The other \d+ explain less than these, or cannot be told apart\.", seven
+    )  # two of them are clear
+    one = " ".join(call("release", "one.csv", "one.release.zarr", *loss).out.split())
+    assert re.search(r"The other \d+ explain hardly more than one column does, or cannot be told apart\.", one)

@@ -81,8 +81,8 @@ def project_rows(
     """
     cluster = chosen(cluster)
     model, target = store_at(model), store_at(scores)
+    table = _rows_for(store_at(rows), model)
     opened = stored.module_of(stored.MODEL).open_model(model)
-    table = _rows_for(store_at(rows), opened, model)
     exists = partial(
         made_from,
         target,
@@ -98,14 +98,19 @@ def project_rows(
     return ProjectedRows(table.rows, fresh)
 
 
-def _rows_for(rows: Store, opened: StoredModel, model: Store) -> RowsTable:
+def _rows_for(rows: Store, model: Store) -> RowsTable:
     """Return rows; a file has to be read by the schema of the model first."""
     place = rows.address()
-    if (
-        opened.schema is None
-        or not (isinstance(place, Path) and place.is_file())
-        or place.with_suffix(".zarr").exists()
-    ):
+    try:
+        return open_rows(rows)
+    except DataError:
+        if (
+            not (isinstance(place, Path) and place.is_file())
+            or place.with_suffix(".zarr").exists()
+            or not model.exists()
+        ):
+            raise
+    if stored.module_of(stored.MODEL).open_model(model).schema is None:
         return open_rows(rows)
     raise DataError(
         f"{rows} is a file, and its columns become numbers by the schema of {model}. Copy its rows with: "
