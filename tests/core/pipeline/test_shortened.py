@@ -228,7 +228,7 @@ def test_nothing_is_said_where_nothing_is_known() -> None:
 def test_the_estimators_warn_and_keep_what_was_paid_for() -> None:
     pca = PrivatePCA(1, epsilon=2, delta=1e-6, clip=3)
     with pytest.raises(
-        ClippedRowsWarning, match="With scale=.private. and clip=.auto. few are clipped"
+        ClippedRowsWarning, match=r"With scale=.private. and clip=.auto. few are clipped"
     ):  # warnings are errors here
         pca.fit(normal(17) * 100)
     with pytest.warns(ClippedRowsWarning):
