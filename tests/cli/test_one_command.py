@@ -365,7 +365,7 @@ def test_python_has_the_same_in_one_call(folder: Path) -> None:
 @pytest.mark.usefixtures("folder")
 def test_what_is_said_of_components_that_are_not_listed_holds_of_them(call: Call) -> None:
     random = np.random.default_rng(6)
-    columns = {}
+    columns: dict[str, Any] = {}
     for number, correlation in enumerate((0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)):
         first, second = random.normal(size=(2, 20_000))
         columns |= {f"a{number}": first, f"b{number}": correlation * first + np.sqrt(1 - correlation**2) * second}
