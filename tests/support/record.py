@@ -26,6 +26,7 @@ import zarr
 import dpdist
 from dpdist import open_release
 from dpdist.core.ledger.ledger import Ledger
+from dpdist.core.runtime import local
 from support.cli_scene import Call
 
 Record = dict[str, Any]
@@ -161,6 +162,7 @@ def fix_random_numbers(patch: pytest.MonkeyPatch, seed: str) -> None:
         return hashlib.shake_256(f"{seed}/{purpose}/{asked[purpose]}".encode()).digest(size)
 
     patch.setattr(os, "urandom", urandom)
+    patch.setattr(local, "available_cores", lambda: 1)  # threads would draw the keys of their tasks in any order
 
 
 def rounded(value: Any) -> Any:
