@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 import msgspec
-from msgspec import Struct
 
-from dpdist.answers.model import open_model
+from dpdist.answers.model import ModelAttributes, open_model
 from dpdist.core.errors import DataError
 from dpdist.core.naming import step
 from dpdist.core.pipeline.facts import Facts, columns_line, schema_line
-from dpdist.core.privacy.guarantee import Guarantee, GuaranteeJson
+from dpdist.core.privacy.guarantee import Guarantee
 from dpdist.core.release.artefact import guarantee_words
-from dpdist.core.release.attributes import SessionFacts
-from dpdist.core.rows.table import UnitAttributes
-from dpdist.core.storage.arrays import Text, attributes_of
+from dpdist.core.storage.arrays import attributes_of
 from dpdist.core.storage.store import Store
-
-
-class _Head(Struct):
-    mechanism: Text
-    status: Text
-    guarantee: GuaranteeJson | None
-    unit: UnitAttributes | None = None
-    condition: Text | None = None
-    session: SessionFacts | None = None
 
 
 def facts(store: Store) -> Facts:
     """Describe a model."""
     opened = open_model(store)
+    head = msgspec.convert(attributes_of(store), ModelAttributes)
     try:
-        head = msgspec.convert(attributes_of(store), _Head)
         guarantee = None if head.guarantee is None else Guarantee.from_json(head.guarantee)
-    except ValueError:
+    except (ValueError, ArithmeticError):
         raise DataError(f"{store} is a damaged model.zarr. Write it again with {step('pca')}.") from None
     k, eigenvalues = len(opened.components.components), opened.components.eigenvalues is not None
     unit = None if head.unit is None else head.unit.unit

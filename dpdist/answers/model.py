@@ -79,7 +79,7 @@ class Model:
         return table("Model", {"release": self.release_id}) + self.components._repr_html_()
 
 
-class _Attributes(Struct, frozen=True):
+class ModelAttributes(Struct, frozen=True):
     """The stored attributes of a model that are read back."""
 
     release_id: Text
@@ -178,7 +178,7 @@ def open_model(path: AnyStore) -> Model:
     absent = f"There is no model at {store}. Write one with: {step('pca', 'RELEASE', store, components='K')}"
     info = require_format(store, FORMAT, absent)
     try:
-        attributes = msgspec.convert(info, _Attributes)
+        attributes = msgspec.convert(info, ModelAttributes)
         arrays = read_arrays(
             store, {"components", "mean", "scale"} | ({"eigenvalues"} if attributes.eigenvalues else set())
         )
@@ -215,4 +215,4 @@ def open_model(path: AnyStore) -> Model:
 
 def schema() -> dict[str, Any]:
     """Return the JSON schema of the attributes of a model."""
-    return schema_of(_Attributes, "Attributes of a dpdist model.zarr", FORMAT)
+    return schema_of(ModelAttributes, "Attributes of a dpdist model.zarr", FORMAT)

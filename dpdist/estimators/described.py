@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,8 +26,8 @@ def rows_by(schema: Schema, data: Any, only: Sequence[Column] | None = None) -> 
     return of_frame(frame)
 
 
-def as_released(estimator: Any, data: Any, fills: Mapping[str, float]) -> Any:
-    """Return a DataFrame of the source by the schema of the release, with ``fills`` for what it leaves missing.
+def as_released(estimator: Any, data: Any, fills: Iterable[tuple[str, float]]) -> Any:
+    """Return a DataFrame of the source by the schema of the release, with ``fills`` for cells that it leaves missing.
 
     Other rows are returned as they are.
     """
@@ -46,6 +46,6 @@ def as_released(estimator: Any, data: Any, fills: Mapping[str, float]) -> Any:
     if absent := [name for name in sources if name not in names]:
         raise RowsError(f"X lacks columns of the source: {', '.join(sorted(absent))}.")
     try:
-        return rows_by(schema, data, used)[features].fillna(fills)
+        return rows_by(schema, data, used)[features].fillna(dict(fills))
     except DataError as error:
         raise RowsError(str(error)) from None

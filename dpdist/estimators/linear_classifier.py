@@ -304,7 +304,7 @@ class LinearClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
         with naming(ESTIMATORS):
             refusal = f"{type(self).__name__} predicts rows in memory or lazy ones, not the path of a rows.zarr."
             data = without(data, self._target_column)
-            data = data if self._target is None else as_released(self, data, self._fills)
+            data = data if self._target is None else as_released(self, data, self._fills.items())
             return rows_in_memory(self, data, refusal).mapped(function, len(names), np.float64, names, "class")
 
 

@@ -328,7 +328,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstim
 
     def _as_released(self, data: object) -> Any:
         """Return a DataFrame of a source by its schema, with the mean for what is missing; other rows as they are."""
-        return as_released(self, data, dict(zip(self.release_.names, self.mean_.tolist(), strict=True)))
+        return as_released(self, data, zip(self.release_.names, self.mean_, strict=True))
 
     def inverse_transform(self, X: object) -> Any:  # noqa: N803
         """Return the rows with these scores in the span of the components about the mean. They are private.

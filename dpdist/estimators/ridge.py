@@ -274,7 +274,7 @@ class PrivateRidge(MultiOutputMixin, RegressorMixin, PrivateEstimator):  # type:
         check_is_fitted(self, "coef_")
         with naming(ESTIMATORS):
             refusal = "predict takes rows in memory or lazy, with the columns of X, not the path of a rows.zarr."
-            fills = dict(zip(self.release_.names, self.release_.bound.input_units[0].tolist(), strict=True))
+            fills = zip(self.release_.names, self.release_.bound.input_units[0], strict=True)
             rows = rows_in_memory(self, as_released(self, without(X, self._target_column), fills), refusal)
             slopes, start = np.atleast_2d(self.coef_).T, np.atleast_1d(self.intercept_)
             names = [str(name) for name in self.target_names_]

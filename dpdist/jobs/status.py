@@ -79,7 +79,10 @@ class Preview:
     def to_json(self) -> dict[str, object]:
         """Return JSON values."""
         parts = None if self.choosing is None else self.choosing.parts_json()
-        optional = {"parts": parts, "refused": self.refused, "unit": self.unit, "person": self.person}
+        optional = {
+            "entries_refused": self.entries_refused or None, "parts": parts, "refused": self.refused,
+            "unit": self.unit, "person": self.person,
+        }  # fmt: skip
         return {
             "releases": [
                 {
@@ -94,7 +97,6 @@ class Preview:
             "charged": self.charged,
             "left": None if self.left is None else self.left.to_json(),
             "fits": self.fits,
-            **({"entries_refused": list(self.entries_refused)} if self.entries_refused else {}),
             **{name: as_json(value) for name, value in optional.items() if value is not None},
             **{name: reads.to_json() for name, reads in zip(("total", "largest_total"), self.totals, strict=False)},
         }

@@ -92,7 +92,7 @@ def _others(release: Release, ledger: LedgerStatement | None) -> Iterator[Answer
         if release.session is not None:
             yield Answer(False, "Each of the other sites has looked at its own ledger.")
         elif release.releases:
-            yield Answer(False, "Whoever adds up these releases again gets this sum.")
+            yield Answer(False, "Adding up these releases again gives this sum.")
         balance = ledger.balance
         kept = balance.condition is None and not (balance.exceeded or balance.closed or balance.exhausted)
         yield Answer(kept, f"The budget is {balance.budget}: {balance.promise}. So far: {balance}.")

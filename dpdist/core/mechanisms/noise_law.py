@@ -21,7 +21,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 _MOMENTS = ("variance_diagonal", "variance_off_diagonal", "mean_diagonal")
-_SUM = "sum"
+SUM = "sum"
+"""The law of a sum of independent noise."""
 _MIN_SIZE, _MAX_SIZE, _MAX_COUNT = 2.0**-64, 2.0**128, 2**53
 """Limits on stored values, which are untrusted: a 64-bit lattice holds no noise beyond them."""
 
@@ -133,7 +134,7 @@ class Noise(Mapping[str, Any]):
         parts = _joined([*self.summands, *other.summands]) if self.summands and other.summands else ()
         laws = {law for noise in (self, other) for law in str(noise.details.get("of", noise.law)).split("; ")}
         return Noise(
-            law=_SUM,
+            law=SUM,
             edge=_kind_of(parts),
             variance_diagonal=_total(self.variance_diagonal, other.variance_diagonal),
             variance_off_diagonal=_total(self.variance_off_diagonal, other.variance_off_diagonal),
@@ -146,7 +147,7 @@ class Noise(Mapping[str, Any]):
         """Return the noise of a draw multiplied by a positive weight."""
         square = weight**2
         return Noise(
-            law=_SUM,
+            law=SUM,
             edge=self.edge,
             variance_diagonal=None if self.variance_diagonal is None else square * self.variance_diagonal,
             variance_off_diagonal=None if self.variance_off_diagonal is None else square * self.variance_off_diagonal,
@@ -157,7 +158,7 @@ class Noise(Mapping[str, Any]):
 
     @property
     def _terms(self) -> int:
-        return _count(self.details["terms"]) if self.law == _SUM else 1
+        return _count(self.details["terms"]) if self.law == SUM else 1
 
     def __getitem__(self, key: str) -> Any:
         return self.to_json()[key]

@@ -1,6 +1,6 @@
 """Reads a release.zarr, and verifies that its numbers, its bounds, its noise and its guarantee fit together.
 
-A release may come from anyone, and whoever writes one anew can write another that fits as well. That it is the one that
+A release may come from anyone, and its author can write another that fits as well. That it is the one that
 was paid for, only its ledger tells (:mod:`dpdist.core.pipeline.charged`).
 """
 
@@ -18,7 +18,7 @@ from dpdist.core.errors import DataError, ResumableError, quiet
 from dpdist.core.mechanisms import registry
 from dpdist.core.mechanisms.gaussian import CalibratedGaussian, mu_squared_of
 from dpdist.core.mechanisms.info import Output
-from dpdist.core.mechanisms.noise_law import Noise
+from dpdist.core.mechanisms.noise_law import SUM, Noise
 from dpdist.core.mechanisms.noise_share import NoiseShare
 from dpdist.core.mechanisms.sensitivity import LatticeQuery
 from dpdist.core.naming import step
@@ -35,7 +35,6 @@ from dpdist.core.triangle import Band
 
 _PURE = {"two-sided-wishart", "laplace", "laplace-published"}
 """Mechanisms of the core whose noise follows from epsilon alone."""
-_SUM = "sum"
 _IN_MEMORY = 256 << 20
 """Larger matrices, in bytes, stay on the disk until they are read in parts."""
 
@@ -170,7 +169,7 @@ def _agrees(release: Release) -> bool:
     if release.releases and session is None:  # a sum, whose noise is that of its terms
         made_of = sum_id(release.releases, release.condition, release.window)
         return made_of == release.release_id and can_be_published(release.names)
-    return noise.law != _SUM and _has_the_noise(release) and can_be_published(release.names)
+    return noise.law != SUM and _has_the_noise(release) and can_be_published(release.names)
 
 
 def sum_id(releases: Iterable[str], condition: str | None, window: int | None) -> str:
